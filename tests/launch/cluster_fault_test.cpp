@@ -126,16 +126,6 @@ TEST(LaunchSilenceTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
   EXPECT_NE(node1.wait().exit_code, 0);
 }
 
-// The master's address may belong to a service or router in front of it.
-TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
-  Nodes nodes(2);
-  Program& lead = nodes.start(0, 1, {"--master_addr=192.0.2.1"}, until_go());
-  nodes.start(1, 1, {}, until_go());
-  ASSERT_TRUE(lead.wait_until([&] { return nodes.both_are_up(); }));
-  lead.send_signal(SIGTERM);
-  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
-}
-
 /// Runs the command once the file "go" exists.
 std::vector<std::string> when_told(const std::string& command) {
   return shell("while [ ! -e go ]; do sleep 0.01; done; exec " + command);
@@ -150,30 +140,6 @@ std::string explained(
   return run_program(
              {kLauncher, "explain", err.substr(begin, err.find_first_of("\n;", begin) - begin)})
       .out;
-}
-
-TEST(LaunchClusterFaultTest, NotesAnotherNodesFailureInAWorkersLogButNotItsSignal) {
-  for (const int signal : {SIGKILL, SIGTERM}) {
-    Nodes nodes(2);
-    const std::string log = nodes.folder().write("run.jsonl", "");
-    Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "log", log, "print", "up", "wait"});
-    Program& node1 =
-        nodes.start(1, 1, {}, shell("echo $$$$ > pid; mv pid worker; exec sleep 1000"));
-    ASSERT_TRUE(node0.wait_for_out("up"));
-    ASSERT_TRUE(eventually([&] { return nodes.has("worker"); }));
-    if (signal == SIGTERM) {
-      node1.send_signal(signal);
-    } else {
-      ::kill(std::stoi(base::read_file(nodes.folder() / "worker")), signal);
-    }
-    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 128 + signal);
-    const std::string noted = base::read_file(log);
-    if (signal == SIGTERM) {
-      EXPECT_EQ(noted, "") << "a worker notes the signal itself";
-    } else {
-      EXPECT_THAT(noted, ContainsRegex("\"an error: node 1 \\(.*\\): rank 1 failed: killed by "));
-    }
-  }
 }
 
 /// Waits until the launcher's ranks have printed "up".

@@ -17,23 +17,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
-  Nodes nodes(3);
-  const auto program = shell(
-      "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node "
-      "$GROUP_RANK/$GROUP_WORLD_SIZE "
-      "role $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE");
-  nodes.start(2, 3, {"--role=b"}, program);
-  nodes.start(0, 1, {"--role=a"}, program);
-  nodes.start(1, 2, {"--role=b"}, program);
-  const auto results = nodes.wait();
-  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(results[1].out, HasSubstr("[0] 0/6 local 0/1 node 0/3 role a 0/1\n"));
-  EXPECT_THAT(results[2].out, AllOf(HasSubstr("[1] 1/6 local 0/2 node 1/3 role b 0/5\n"),
-                                    HasSubstr("[2] 2/6 local 1/2 node 1/3 role b 1/5\n")));
-  EXPECT_THAT(results[0].out, HasSubstr("[5] 5/6 local 2/3 node 2/3 role b 4/5\n"));
-}
-
 TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
   Nodes nodes(3);
   nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));

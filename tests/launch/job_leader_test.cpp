@@ -6,21 +6,16 @@
 #include <syncbn/base/text.h>
 
 #include <array>
-#include <fstream>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "launch/state_table.h"
+
 namespace syncbn::launch {
 namespace {
-
-using std::chrono::milliseconds;
-using std::chrono::seconds;
-
-const JobLeader::Time kBegin{std::chrono::hours(1)};
 
 std::string restarts(const Start& start) {
   return start.restart_count == 0 ? "" : fmt::format(" restart {}", start.restart_count);
@@ -73,52 +68,49 @@ const std::map<std::string, FromNode> kPlain{{"leave", Leave{}},
                                              {"status", AskStatus{}},
                                              {"explain", AskAllRecords{}}};
 
-class Job {
- public:
-  explicit Job(const LaunchOptions& options) : options_(options), leader_(options_, "id", kBegin) {}
-
-  void plays(const std::string& row) {
-    std::istringstream words(row);
-    double at = 0;
-    words >> at >> std::ws;
-    now_ = kBegin + milliseconds(static_cast<int64_t>(at * 1000));
-    std::string event;
-    std::getline(words, event, '=');
-    std::string all;
-    std::istringstream events(event);
-    for (std::string one; std::getline(events, one, ';');) all += happens(one);
-    constexpr std::array kNames{"Joining", "Running", "Leaving", "Finished"};
-    const std::string state = kNames.at(static_cast<size_t>(leader_.state()));
-    if (state != states_.back()) states_.push_back(state);
-    const size_t answers = row.find("=> ");
-    EXPECT_EQ(all, answers == std::string::npos ? "" : row.substr(answers + 3)) << row;
+/// Of a row such as "nodes 1:2 restarts 9 exclude 2"; only a range of nodes may change.
+LaunchOptions options_of(const std::string& row) {
+  LaunchOptions options;
+  options.shutdown_timeout = std::chrono::seconds(30);
+  std::istringstream words(row);
+  std::string name;
+  words >> name >> options.nnodes.min;
+  options.c10d = words.peek() == ':';
+  options.nnodes.max = options.nnodes.min;
+  if (options.c10d) words.ignore() >> options.nnodes.max;
+  while (words >> name) {
+    words >> (name == "restarts" ? options.max_restarts : options.exclude_failing);
   }
+  return options;
+}
 
-  /// "Joining --> Running", …
-  void add_transitions(std::set<std::string>& all) const {
-    for (size_t i = 1; i < states_.size(); ++i) all.insert(states_[i - 1] + " --> " + states_[i]);
+class Job : public StateTable {
+ public:
+  explicit Job(const std::string& row)
+      : options_(options_of(row)), leader_(options_, "id", kBegin) {}
+
+  std::string state() const override {
+    constexpr std::array kNames{"Joining", "Running", "Leaving", "Finished"};
+    return kNames.at(static_cast<size_t>(leader_.state()));
   }
 
  private:
-  std::string happens(const std::string& event) {
-    std::istringstream words(event);
+  std::vector<std::string> happens(std::istream& words) override {
     std::string kind;
     int node = 0;
     words >> kind >> node;
-    const auto number = [&words](int otherwise) {
-      int value = 0;
-      return words >> value ? value : otherwise;
-    };
+    const auto number = [&words](int otherwise) { return number_in(words, otherwise); };
     const auto sends = [&](const FromNode& message) { leader_.receive(node, message, now_); };
     if (kind == "join") {  // NODE HOST WORKERS
-      Hello hello{.node = node, .leads = leader_.rank_for(-1, true) == 0 && node < 1, .nproc = 1};
+      const bool leads = leader_.rank_for(-1, true) == 0 && node < 1;
+      Hello hello{.node = node};
       std::string host = fmt::format("h{}", node);
       words >> host;
       hello.host = host == "-" ? "" : host;
       hello.nproc = number(1);
       const std::string refusal = leader_.refusal(hello);
-      if (!refusal.empty()) return "refused: " + refusal;
-      const int rank = leader_.rank_for(node, hello.leads);
+      if (!refusal.empty()) return {"refused: " + refusal};
+      const int rank = leader_.rank_for(node, leads);
       nodes_.insert(rank);
       leader_.join(rank, hello, now_);
     } else if (kind == "torchrun") {
@@ -168,12 +160,12 @@ class Job {
       std::erase_if(said, [](const std::string& one) {
         return one.starts_with("ask_records") || one.starts_with("save");
       });
-      return base::join(said, " | ");
+      return said;
     } else if (kind != "tick") {
       sends(kPlain.at(kind));
     }
     leader_.tick(now_);
-    return base::join(answers(), " | ");
+    return answers();
   }
 
   std::vector<std::string> answers() {
@@ -196,8 +188,6 @@ class Job {
     return all;
   }
 
-  JobLeader::Time now_ = kBegin;
-  std::vector<std::string> states_{"[*]", "Joining"};
   std::set<int> nodes_;
   int attempt_ = 0;
   int question_ = 0;
@@ -205,46 +195,8 @@ class Job {
   JobLeader leader_;
 };
 
-/// Of a row such as "nodes 1:2 restarts 9 exclude 2"; only a range of nodes may change.
-LaunchOptions options_of(const std::string& row) {
-  LaunchOptions options;
-  options.shutdown_timeout = seconds(30);
-  std::istringstream words(row);
-  std::string name;
-  words >> name >> options.nnodes.min;
-  options.c10d = words.peek() == ':';
-  options.nnodes.max = options.nnodes.min;
-  if (options.c10d) words.ignore() >> options.nnodes.max;
-  while (words >> name) {
-    words >> (name == "restarts" ? options.max_restarts : options.exclude_failing);
-  }
-  return options;
-}
-
-/// Rows of "SECONDS EVENT; EVENT… => ANSWER | ANSWER…", after one of options_of() for each job. A
-/// row that begins with | continues another.
-std::set<std::string> play(const std::string& rows) {
-  std::set<std::string> transitions;
-  std::optional<Job> job;
-  std::istringstream lines(rows + "\n    nodes 1");
-  std::string row;
-  for (std::string next; std::getline(lines, next);) {
-    next.erase(0, next.find_first_not_of(' '));
-    if (next.empty() || next[0] == '/') continue;
-    if (next[0] == '|') {
-      row += ' ' + next;
-      continue;
-    }
-    if (!row.empty()) job->plays(row);
-    if (next[0] == 'n' && job) job->add_transitions(transitions);
-    row = next[0] == 'n' ? "" : next;
-    if (next[0] == 'n') job.emplace(options_of(next));
-  }
-  return transitions;
-}
-
 TEST(JobLeaderTest, RestartsAfterAFailure) {
-  play(R"(
+  play<Job>(R"(
     nodes 1
     0    join 0 - 4    => start 0@0 of 4
     9    ended 0       => finish 0
@@ -287,7 +239,7 @@ TEST(JobLeaderTest, RestartsAfterAFailure) {
 }
 
 TEST(JobLeaderTest, ASignalEndsTheJobInsteadOfARestart) {
-  play(R"(
+  play<Job>(R"(
     nodes 1 restarts 3
     0    join 0 -      => start 0@0 of 1
     1    fail 0 0 9    => stop failed: rank 0 failed
@@ -318,7 +270,7 @@ TEST(JobLeaderTest, ASignalEndsTheJobInsteadOfARestart) {
 }
 
 TEST(JobLeaderTest, AJobOfGivenNodesNeedsAllOfThem) {
-  play(R"(
+  play<Job>(R"(
     nodes 2 restarts 9
     0    join 0; join 1 => start 0@0 1@1 of 2
     1    lose 1        => stop failed: the launcher of node 1 (h1) is gone
@@ -356,7 +308,7 @@ TEST(JobLeaderTest, AJobOfGivenNodesNeedsAllOfThem) {
 }
 
 TEST(JobLeaderTest, NodesMayJoinAndLeave) {
-  play(R"(
+  play<Job>(R"(
     nodes 1:2
     0    join -1 a
     29   join -1 b     => start 0@0 1@1 of 2
@@ -426,7 +378,7 @@ TEST(JobLeaderTest, NodesMayJoinAndLeave) {
 }
 
 TEST(JobLeaderTest, ANodeThatFailsAgainAndAgainIsLeftOut) {
-  play(R"(
+  play<Job>(R"(
     nodes 1:2 restarts 10 exclude 2
     0    join -1 a; join -1 b => start 0@0 1@1 of 2
     1    fail 1 1      => stop failed: node 1 (b): rank 1 failed
@@ -444,7 +396,7 @@ TEST(JobLeaderTest, ANodeThatFailsAgainAndAgainIsLeftOut) {
 }
 
 TEST(JobLeaderTest, ANodeThatDoesNotEndItsWorkersCountsAsLost) {
-  play(R"(
+  play<Job>(R"(
     nodes 2
     0    join 0; join 1 => start 0@0 1@1 of 2
     1    fail 0 0 7    => stop failed: node 0 (h0): rank 0 failed
@@ -458,7 +410,7 @@ TEST(JobLeaderTest, ANodeThatDoesNotEndItsWorkersCountsAsLost) {
 }
 
 TEST(JobLeaderTest, BelievesNoSuccessOrRankThatIsNotTheNodes) {
-  play(R"(
+  play<Job>(R"(
     nodes 2
     0    join 0; join 1 => start 0@0 1@1 of 2
     1    leave 1; ended 1 7; end 1 0 => say refused a launcher: node 1 (h1) reported the exit code 0 as a failure
@@ -475,7 +427,7 @@ TEST(JobLeaderTest, BelievesNoSuccessOrRankThatIsNotTheNodes) {
 }
 
 TEST(JobLeaderTest, JudgesAHangByTheWorkersOfAllNodes) {
-  play(R"(
+  play<Job>(R"(
     nodes 2
     0    join 0; join 1 => start 0@0 1@1 of 2
     60   stalled 0 31 1 => inquire all
@@ -494,7 +446,7 @@ TEST(JobLeaderTest, JudgesAHangByTheWorkersOfAllNodes) {
 }
 
 TEST(JobLeaderTest, CollectsTheRecordsOfAnAttemptThatFailed) {
-  play(R"(
+  play<Job>(R"(
     nodes 2
     0    join 0; join 1 => start 0@0 1@1 of 2
     1    fail 0 0 7    => stop failed: node 0 (h0): rank 0 failed
@@ -520,7 +472,7 @@ TEST(JobLeaderTest, CollectsTheRecordsOfAnAttemptThatFailed) {
 }
 
 TEST(JobLeaderTest, LeavesThroughTorchrunsBarrier) {
-  play(R"(
+  play<Job>(R"(
     nodes 2
     0    join 0; torchrun 1 => start 0@0 1@1 of 2
     1    ended 0
@@ -538,7 +490,7 @@ TEST(JobLeaderTest, LeavesThroughTorchrunsBarrier) {
 }
 
 TEST(JobLeaderTest, ItsStatesAreThoseOfTheDocumentation) {
-  const auto transitions = play(R"(
+  const auto transitions = play<Job>(R"(
     nodes 2
     0    join 0; join 1 => start 0@0 1@1 of 2
     1    ended 0; ended 1 => finish 0
@@ -553,17 +505,7 @@ TEST(JobLeaderTest, ItsStatesAreThoseOfTheDocumentation) {
     1    lose 1        => stop: node 1 (h-1) is lost
     1    all           => tell all: waiting for 1 more node (1 here, --nnodes=2)
 )");
-  std::ifstream file(SYNCBN_SOURCE_DIR "/docs/architecture.md");
-  std::set<std::string> documented;
-  bool is_diagram = false;
-  for (std::string line; std::getline(file, line);) {
-    is_diagram = line == "stateDiagram-v2" || (is_diagram && line != "```");
-    line = line.substr(0, line.find(':'));
-    line.erase(0, line.find_first_not_of(' '));
-    const bool is_step = line.find(" --> ") != std::string::npos;
-    if (is_diagram && is_step && line != "Running --> Running") documented.insert(line);
-  }
-  EXPECT_EQ(transitions, documented);
+  EXPECT_EQ(transitions, documented_transitions("Joining"));
 }
 
 }  // namespace

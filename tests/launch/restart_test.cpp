@@ -36,25 +36,6 @@ TEST(LaunchRestartTest, FailsTwiceThenSucceeds) {
                     HasSubstr("restart 2 of 2"), Not(HasSubstr("no restart"))));
 }
 
-// It would repeat a usage error. A user's signal announces the end of the job's time to a worker
-// that does not handle it. (The launcher turns $$$$ into $$.)
-TEST(LaunchRestartTest, IsNotForWhatNoRestartHelps) {
-  for (const auto& [command, code] : {std::pair{"exit 2", 2}, {"kill -USR1 $$$$", 128 + SIGUSR1}}) {
-    const auto result =
-        launch({"--max_restarts=3", "sh", "-c", std::string("echo up; ") + command});
-    EXPECT_EQ(result.exit_code, code);
-    EXPECT_EQ(result.out, "up\n");
-  }
-}
-
-TEST(LaunchRestartTest, DoesNotRepeatAProgramThatCannotRun) {
-  TempFolder folder;
-  const std::string odd = folder.write("odd", "no interpreter line", true);
-  const auto result = launch({"--max_restarts=3", odd});
-  EXPECT_EQ(result.exit_code, 126);
-  EXPECT_THAT(result.err, Not(HasSubstr("restart")));
-}
-
 TEST(LaunchRestartTest, AttemptsShareTheStartOfTheJob) {
   const auto before = std::time(nullptr);
   // The second attempt starts in a later second.

@@ -217,21 +217,6 @@ TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
                                 HasSubstr("    the reason\n")));
 }
 
-TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
-  TempFolder folder;
-  const auto result = launch({"--nproc_per_node=3", "sh", "-c",
-                              // The launcher gives rank 0 a second after the others have ended.
-                              "touch up$RANK; while [ ! -e up0 ] || [ ! -e up1 ] || "
-                              "[ ! -e up2 ]; do sleep 0.01; done; [ $RANK != 0 ] && "
-                              "touch ended$RANK && exit 2; "
-                              "while [ ! -e ended1 ] || [ ! -e ended2 ]; do sleep 0.01; done; "
-                              "echo 'a.yaml:3: no such key' >&2; exit 2"},
-                             {.cwd = folder.path()});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_EQ(count(result.err, "no such key"), 1) << result.err;
-  EXPECT_EQ(lines(result.err).size(), 2U) << result.err;
-}
-
 TEST(LaunchTest, NotesTheFirstFailureInAWorkersLogAndSaysHowToContinue) {
   TempFolder folder;
   folder.write("run.jsonl", "{}\n{\"cut");
@@ -626,18 +611,6 @@ TEST(LaunchTest, TellsAnOutOfMemoryKillFromAnother) {
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err, HasSubstr("OOM killer"));
   EXPECT_THAT(launch({"sh", "-c", "kill -KILL $$$$"}).err, Not(HasSubstr("OOM killer")));
-}
-
-TEST(LaunchTest, AWorkerKilledForMemoryEndsTheOthersSoon) {
-  const SmallMemory memory;
-  SYNCBN_SKIP_UNLESS(memory.available(), "cgroup");
-  const auto result = run_program({"sh", "-c",
-                                   "echo $$ > " + memory.processes() + "; exec " + kLauncher +
-                                       " --shutdown_timeout=1000 --nproc_per_node=2 sh -c 'trap "
-                                       "\"\" TERM; [ $RANK = 0 ] && sleep 1000; "
-                                       "exec python3 -c \"x = bytearray(1000 << 20)\"'"});
-  EXPECT_EQ(result.exit_code, 137);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed"), HasSubstr("OOM killer")));
 }
 
 }  // namespace

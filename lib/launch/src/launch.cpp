@@ -24,6 +24,7 @@
 #include "job/explain.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
+#include "nodes/coordinator.h"
 #include "nodes/local_link.h"
 #include "nodes/master_port.h"
 #include "nodes/tcp_link.h"
@@ -157,8 +158,7 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
     if (is_awaited) {
       base::write_stderr(
           "syncbn-launch: this node cannot start the program; telling node 0 (10 s at most)\n");
-      TcpLink(options, context.job_id, context.master_port, {})
-          .report_no_start(error.exit_code(), error.what());
+      TcpLink(options, context.master_port).report_no_start(error.exit_code(), error.what());
     }
     throw;
   }
@@ -186,9 +186,10 @@ int run(const LaunchOptions& options, SshNode* node) {
   std::unique_ptr<NodeLink> link;
   if (port) {
     link = std::make_unique<LocalLink>(options, context, *std::move(port));
+  } else if (base::UniqueFd listener = listen_for_nodes(options, context)) {
+    link = std::make_unique<Coordinator>(options, context, std::move(listener));
   } else {
-    link = std::make_unique<TcpLink>(options, context.job_id, context.master_port,
-                                     listen_for_nodes(options, context));
+    link = std::make_unique<TcpLink>(options, context.master_port);
   }
   return Supervisor(options, context, command, std::move(link), node).run();
 }

@@ -5,13 +5,13 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -59,7 +59,6 @@ void copy_error_file(const std::string& file, Output& output) {
 std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) return summary_of(*result.failure) + brief(result.failure->error_message);
-  if (result.signal) return "ended by " + base::signal_name(*result.signal);
   return result.cause.what;
 }
 
@@ -93,25 +92,25 @@ int Supervisor::run() {
     write_report(output_, options_.report, json_report(exit_code, context_.restart_count));
     throw;
   }
-  if (result.exit_code == base::kExitOk) {
+  const int ended = result.cause.exit_code;
+  if (ended == base::kExitOk) {
     logs_.release_errors();
   } else if (last_.failure && !last_.failure->error_message.empty()) {
     copy_error_file(last_.failure->error_file, output_);
   }
-  events_.job_ended(result.exit_code, reason_of(result));
-  const bool has_stopped =
-      result.exit_code == base::kExitOk || result.exit_code == base::kExitPreempted;
+  events_.job_ended(ended, reason_of(result));
+  const bool has_stopped = ended == base::kExitOk || ended == base::kExitPreempted;
   if (!has_stopped && !resume_.empty())
     output_.announce("to resume from the last checkpoint: {}", resume_);
   output_.finish_files();
   logs_.clean_up();
   if (node_ != nullptr) {
-    output_.say(node_->ended(result.exit_code, json_of(result)));
+    output_.say(node_->ended(ended, json_of(result)));
   } else {
     write_report(output_, options_.report, json_of(result));
   }
-  const int exit_code = wait_for_reader(output_, signals_, result.exit_code, interrupted_);
-  if (exit_code != result.exit_code) {  // output was lost, or a signal ended the wait
+  const int exit_code = wait_for_reader(output_, signals_, ended, interrupted_);
+  if (exit_code != ended) {  // output was lost, or a signal ended the wait
     write_report(output_, options_.report, json_report(exit_code, context_.restart_count));
   }
   return exit_code;
@@ -122,20 +121,14 @@ GroupResult Supervisor::run_attempts() {
   bool was_printed = options_.message_scope == MessageScope::kOwnWorkers;
   for (;;) {
     logs_.clean_up();
-    std::optional<Start> start;
-    if (const auto signal = wait_for_leader(start)) {
-      GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
+    while (!start_ && !quits_ && (link_->has_news() || !link_->finish())) handle_events();
+    if (quits_) {
+      const GroupResult result{.cause = ended_by_signal(context_.attempt, *signal_)};
       report(result);
       return result;
     }
     if (const auto& end = link_->finish()) return finish(*end, was_printed);
-    const int restarts_before = context_.restart_count;
-    apply(*start);
-    if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
-      events_.nodes_joined();
-    }
-    if (context_.attempt > 0) announce_attempt(restarts_before);
-    GroupResult result = run_attempt();
+    const GroupResult result = run_attempt(*std::exchange(start_, std::nullopt));
     if (options_.message_scope != MessageScope::kAlone) was_printed = true;
     // Also after a signal: other nodes may still run, and the leader may be in this process.
     link_->report_end(context_.attempt);
@@ -143,15 +136,125 @@ GroupResult Supervisor::run_attempts() {
   }
 }
 
+GroupResult Supervisor::run_attempt(const Start& start) {
+  const int restarts_before = context_.restart_count;
+  const std::string own_id = context_.job_id;
+  static_cast<Assignment&>(context_) = start;
+  if (start.job_id.empty()) context_.job_id = own_id;
+  if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
+  if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
+    events_.nodes_joined();
+  }
+  if (context_.attempt > 0) announce_attempt(restarts_before);
+  logs_.begin_attempt(context_.attempt);
+  output_.begin_attempt(worker_outputs(options_, context_));
+  output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
+  output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
+  events_.attempt_started();
+  workers_.reset();
+  const WorkerGroup::Run run{options_, command_, output_, logs_, events_, *link_};
+  workers_ = std::make_unique<WorkerGroup>(run, context_);
+  while (workers_run()) handle_events();
+  GroupResult result = workers_->finish();
+  if (result.resume) resume_ = *result.resume;
+  return result;
+}
+
+void Supervisor::handle_events() {
+  std::vector<pollfd> polls{{link_->fd(), POLLIN, 0},
+                            {signals_.fd(), POLLIN, 0},
+                            {status_.fd(), POLLIN, 0},
+                            {record_requests_.fd(), POLLIN, 0}};
+  output_.add_to(polls);
+  const size_t of_workers = polls.size();
+  auto wake = std::min(link_->due(), output_.due().value_or(Clock::time_point::max()));
+  if (workers_run()) wake = std::min(wake, workers_->add_to(polls));
+  if (link_->has_news()) wake = Clock::now();
+  ::poll(polls.data(), polls.size(), base::milliseconds_until(wake));
+  output_.flush();
+  while (const auto signal = signals_.next()) handle_signal(*signal);
+  if (workers_run()) workers_->forgive_own_silence();  // before it reads records
+  handle_questions();
+  // The link may look at every node, so it is not called for each line of a worker.
+  if (polls[0].revents != 0 || Clock::now() >= link_->due()) link_->handle();
+  handle_messages();
+  if (workers_run()) workers_->handle(std::span(polls).subspan(of_workers));
+}
+
+void Supervisor::handle_signal(int signal) {
+  if (signal == SIGWINCH) return;  // the next drawing reads the new width
+  if (signal == SIGTSTP) return stop_and_continue();
+  if (signals_.ends(signal)) {
+    interrupted_ = true;
+    const bool is_first = !signal_;
+    if (is_first) link_->report_signal(ended_by_signal(context_.attempt, signal));
+    if (is_first) signal_ = signal;
+    // The leader stays until the other nodes have ended, or a second signal arrives.
+    if (!workers_run()) quits_ = !is_first || !link_->leads();
+  }
+  pass_on(Signal{signal});
+}
+
+void Supervisor::stop_and_continue() {
+  output_.clear_live();
+  pass_on(Signal{SIGSTOP});
+  link_->pause();
+  Signals::stop_self();
+  pass_on(Signal{SIGCONT});
+}
+
+void Supervisor::handle_questions() {
+  if (status_.handle()) {
+    // Without workers, the leader would wait for the answer of this node.
+    workers_run() ? link_->send(AskStatus{}) : on(Status{});
+  }
+  if (record_requests_.handle()) {
+    // `explain` reads the records of a job's only node itself.
+    options_.nnodes.max > 1 ? link_->send(AskAllRecords{}) : on(AllRecords{});
+  }
+}
+
+void Supervisor::handle_messages() {
+  if (const auto records = link_->take_records()) write_records(*records);
+  while (!start_ && link_->has_news()) {
+    std::visit([this](const auto& message) { on(message); }, *link_->next());
+  }
+  if (auto successor = link_->take_successor()) link_ = std::move(successor);
+  if (link_->is_paused()) pass_on(Hold{});
+}
+
+void Supervisor::on(const Inquire& /*message*/) {
+  link_->send(Workers{workers_run() ? workers_->states() : std::vector<WorkerState>()});
+}
+
+void Supervisor::on(const Status& message) {
+  const char* state = options_.nnodes.max > 1 ? "waits for nodes" : "waits to restart";
+  if (workers_run()) state = workers_->is_ending() ? "ends" : "runs";
+  status_.answer(status_text(context_, state, message));
+}
+
+void Supervisor::on(const AskRecords& message) {
+  if (workers_) workers_->send_records(message.question);
+  link_->send(Records{message.question});
+}
+
+void Supervisor::on(const AllRecords& message) {
+  FlightFile file = message;
+  file.records = std::exchange(job_records_, {});
+  record_requests_.answer(file.records.empty() ? "" : file.text());
+}
+
+bool Supervisor::is_own_signal(const JobFailure& end) const {
+  return signal_ && end.rank < 0 && end.exit_code == base::kExitSignalBase + *signal_;
+}
+
 GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
   if (end.exit_code == base::kExitOk) return {};
   const bool failed_here = last_.failure || !last_.start_error.empty();
-  const bool is_own_signal =
-      signal_ && end.rank < 0 && end.exit_code == base::kExitSignalBase + *signal_;
-  if (end.is(last_.cause) && (failed_here || is_own_signal)) return last_;
-  if (is_own_signal && failed_here && link_->leads()) {
+  if (end.is(last_.cause) && (failed_here || is_own_signal(end))) return last_;
+  if (is_own_signal(end) && failed_here && link_->leads()) {
     // The failure alone would not have ended the job.
-    last_ = {.exit_code = end.exit_code, .signal = signal_};
+    last_ = {.cause = ended_by_signal(end.attempt, *signal_)};
     output_.announce_for_job("{}, instead of restart {} of {}", reason_of(last_),
                              context_.restart_count + 1, options_.max_restarts);
     return last_;
@@ -162,23 +265,7 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
   if (!failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
   last_.failure.reset();
-  return {.exit_code = end.exit_code, .cause = end};
-}
-
-GroupResult Supervisor::run_attempt() {
-  logs_.begin_attempt(context_.attempt);
-  output_.begin_attempt(worker_outputs(options_, context_));
-  output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
-  output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
-  events_.attempt_started();
-  const WorkerGroup::Run run{options_, command_, signals_, output_,
-                             logs_,    events_,  status_,  *link_};
-  records_.clear();
-  WorkerGroup workers(run, context_);
-  GroupResult result = workers.run();
-  records_ = workers.take_records();
-  if (result.resume) resume_ = *result.resume;
-  return result;
+  return {.cause = end};
 }
 
 void Supervisor::write_records(const FlightFile& records) {
@@ -192,59 +279,6 @@ void Supervisor::write_records(const FlightFile& records) {
   for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
   output_.announce_for_job("the latest calls of all ranks{}: {}{}", host,
                            shell_quoted({"syncbn-launch", "explain", file}), missing);
-}
-
-std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
-  bool signalled = false;
-  for (;;) {
-    link_->handle();
-    if (const auto records = link_->take_records()) write_records(*records);
-    while (const auto message = link_->next()) {
-      if (const auto* const line = std::get_if<Waiting>(&*message))
-        output_.announce_for_job("{}", line->message);
-      if (std::holds_alternative<Inquire>(*message)) link_->send(Workers{});
-      if (const auto* const answer = std::get_if<Status>(&*message))
-        status_.answer(status_text(context_, link_->waits(), *answer));
-      if (const auto* const ask = std::get_if<AskRecords>(&*message)) {
-        for (const RankMemory& rank : records_) link_->report_record(ask->question, rank);
-        link_->send(Records{ask->question});
-      }
-      if (const auto* const begin = std::get_if<Start>(&*message); begin && !link_->finish()) {
-        start = *begin;
-        return std::nullopt;
-      }
-    }
-    if (auto successor = link_->take_successor()) {
-      link_ = std::move(successor);
-      continue;
-    }
-    if (link_->finish()) return std::nullopt;
-    if (status_.handle()) status_.answer(status_text(context_, link_->waits()));
-    std::vector<pollfd> polls{
-        {signals_.fd(), POLLIN, 0}, {link_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
-    output_.add_to(polls);
-    ::poll(polls.data(), polls.size(), base::milliseconds_until(link_->due()));
-    output_.flush();
-    while (const auto signal = signals_.next()) {
-      if (*signal == SIGTSTP) {
-        link_->pause();
-        Signals::stop_self();
-      }
-      if (!signals_.ends(*signal)) continue;
-      interrupted_ = true;
-      signal_ = signal;
-      link_->report_signal(*signal);
-      // The leader stays until the other nodes have ended, or a second signal arrives.
-      if (std::exchange(signalled, true) || !link_->leads()) return signal;
-    }
-  }
-}
-
-void Supervisor::apply(const Assignment& start) {
-  std::string own_id = std::move(context_.job_id);
-  static_cast<Assignment&>(context_) = start;
-  if (start.job_id.empty()) context_.job_id = std::move(own_id);
-  if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
 void Supervisor::announce_attempt(int restarts_before) {
@@ -262,18 +296,14 @@ void Supervisor::announce_attempt(int restarts_before) {
 
 void Supervisor::report(const GroupResult& result) {
   last_ = result;
-  if (result.signal) {
-    interrupted_ = true;
-    signal_ = result.signal;
-  }
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
     output_.announce("error: {}", result.start_error);
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
-    if (result.exit_code == base::kExitUsage) hint_at_place();
-  } else if (result.signal) {
+    if (result.cause.exit_code == base::kExitUsage) hint_at_place();
+  } else if (is_own_signal(result.cause)) {
     output_.announce_for_job("{}", reason_of(result));
   }
 }
@@ -293,8 +323,9 @@ void Supervisor::hint_at_place() {
 }
 
 std::string Supervisor::json_of(const GroupResult& result) const {
-  const auto& failure = result.exit_code == base::kExitOk ? std::nullopt : last_.failure;
-  return json_report(result.exit_code, context_.restart_count, failure);
+  const int code = result.cause.exit_code;
+  const auto& failure = code == base::kExitOk ? std::nullopt : last_.failure;
+  return json_report(code, context_.restart_count, failure);
 }
 
 }  // namespace syncbn::launch

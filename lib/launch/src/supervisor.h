@@ -2,6 +2,7 @@
 
 #include <syncbn/launch/options.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,7 +21,7 @@
 namespace syncbn::launch {
 
 /// Runs this node's workers, attempt after attempt as --max_restarts allows, and reports how they
-/// ended.
+/// ended. Single-threaded: handle_events() is the only place that waits.
 class Supervisor {
  public:
   /// @param link to the leader of the job.
@@ -34,13 +35,36 @@ class Supervisor {
 
  private:
   GroupResult run_attempts();
-  GroupResult run_attempt();
-  /// Waits for the start of the next attempt or the end of the job. Returns the signal that ended
-  /// the wait, if one did.
-  std::optional<int> wait_for_leader(std::optional<Start>& start);
-  void apply(const Assignment& start);
+  GroupResult run_attempt(const Start& start);
+
+  /// Waits until something happens, and handles it.
+  void handle_events();
+  void handle_signal(int signal);
+  void stop_and_continue();
+  void handle_questions();
+  void handle_messages();
+  template <class Message>
+  void on(const Message& /*of the connection*/) {}
+  void on(const Waiting& message) { output_.announce_for_job("{}", message.message); }
+  void on(const Start& start) { start_ = link_->finish() ? std::nullopt : std::optional(start); }
+  void on(const Stop& message) { pass_on(message); }
+  void on(const NameHang& message) { pass_on(message); }
+  void on(const Hold& message) { pass_on(message); }
+  void on(const Inquire& message);
+  void on(const Status& message);
+  void on(const AskRecords& message);
+  void on(const Record& message) { job_records_.emplace(message.record.rank, message.record); }
+  void on(const AllRecords& message);
+  template <class Message>
+  void pass_on(const Message& message) {
+    if (workers_run()) workers_->on(message);
+  }
+  bool workers_run() const { return workers_ && !workers_->is_over(); }
+
   /// Writes the flight records of all ranks to a file.
   void write_records(const FlightFile& records);
+  /// Whether the first signal to this launcher has ended the attempt or the job.
+  bool is_own_signal(const JobFailure& end) const;
   GroupResult finish(const JobFailure& end, bool was_printed);
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
@@ -53,16 +77,20 @@ class Supervisor {
   const Command& command_;
   std::unique_ptr<NodeLink> link_;
   SshNode* const node_;
-  GroupResult last_;                 ///< of this node's last attempt
-  std::vector<RankMemory> records_;  ///< its workers' flight records
+  std::optional<Start> start_;              ///< of the next attempt
+  GroupResult last_;                        ///< of the last attempt
+  std::map<int, RankRecord> job_records_;  ///< that have come for `explain`
   std::string resume_;  ///< the command that continues the job, from the last attempt that had one
-  std::optional<int> signal_;  ///< that this launcher has reported to the leader
+  std::optional<int> signal_;  ///< the first that ends the job
+  bool quits_ = false;         ///< because of a signal, without the leader
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;
   Output output_;
   EventLog events_;
   StatusServer status_;
+  StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
+  std::unique_ptr<WorkerGroup> workers_;                  ///< of the last attempt
 };
 
 }  // namespace syncbn::launch

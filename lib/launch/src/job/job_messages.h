@@ -1,5 +1,8 @@
 #pragma once
 
+#include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
+
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -41,6 +44,11 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobFailure, attempt, rank, status, step, exit
 inline JobFailure job_failure(int attempt, int exit_code, std::string what) {
   return {{.status = exit_code}, attempt, exit_code, /*may_restart=*/false, std::move(what)};
 }
+/// A signal to a launcher ends the job.
+inline JobFailure ended_by_signal(int attempt, int signal) {
+  return job_failure(attempt, base::kExitSignalBase + signal,
+                     "ended by " + base::signal_name(signal));
+}
 
 // In the message Start.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, master_addr, master_port, job_id, agent_store,
@@ -62,9 +70,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Record, question, record)
 
 /// A launcher's first message, about itself.
 struct Hello {
-  std::string job = {};  ///< --rdzv_id
-  int node = -1;         ///< -1: any
-  bool leads = false;
+  std::string job = {};    ///< --rdzv_id
+  int node = -1;           ///< -1: any
   std::string nodes = {};  ///< --nnodes
   int nproc = 0;
   std::string role = {};
@@ -76,7 +83,7 @@ struct Hello {
   /// The host's addresses, if the job has a token: node 0 accepts clients of the store from these.
   std::vector<std::string> addresses = {};
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, job, node, leads, nodes, nproc, role, host, max_restarts,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, job, node, nodes, nproc, role, host, max_restarts,
                                    is_check, exit_code, what, addresses)
 
 /// The first failure among the node's workers.
@@ -212,13 +219,17 @@ std::string message_line(const Messages& message) {
       message);
 }
 
+struct UnknownType : nlohmann::json::exception {
+  explicit UnknownType(const std::string& type)
+      : exception(0, ("unknown type of message: " + shown_text(type)).c_str()) {}
+};
+
 /// @return FromNode, ToNode or NodeMessage. @throws nlohmann's exceptions if the message has an
 /// unknown type or lacks something.
 template <class Messages, size_t kIndex = 0>
 Messages message_in(const nlohmann::json& json) {
   if constexpr (kIndex == std::variant_size_v<Messages>) {
-    nlohmann::json::array().at(kIndex);  // throws: there is no such type
-    return Messages{};
+    throw UnknownType(json_line(json.at("type")));
   } else {
     using One = std::variant_alternative_t<kIndex, Messages>;
     if (json.at("type") != type_name<Messages>(kIndex)) {

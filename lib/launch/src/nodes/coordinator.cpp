@@ -28,31 +28,34 @@ void shorten(Status& status, size_t room) {
 
 }  // namespace
 
-Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
+Coordinator::Coordinator(const LaunchOptions& options, const RunContext& context,
                          base::UniqueFd listener)
-    : options_(options),
-      job_id_(std::move(job_id)),
-      master_port_(master_port),
+    : LocalLink(options, context),
       store_(std::move(listener), options.store_bytes(),
              {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
       peers_(Handshake(Handshake::Side::kServer, options.token), options.silence(), store_.fd()),
-      leader_(options, job_id_, Clock::now()),
-      next_alive_(Clock::now() + options.alive_period) {
-  due_ = std::min(leader_.due(), next_alive_);
+      due_(Clock::now()),
+      next_alive_(Clock::now() + options.alive_period),
+      own_addresses_(own_addresses()) {
+  if (!is_local_address(options.master_addr)) {
+    // Not an error: others may reach it through a service or a router.
+    say(fmt::format("--master_addr={} is not an address of this machine, which is node 0",
+                    options.master_addr));
+  }
+  join(own_name(options));
 }
 
 void Coordinator::handle() {
   store_.handle();
-  for (const std::string& notice : store_.take_notices()) notices_.push_back(notice);
+  for (const std::string& notice : store_.take_notices()) say(base::printable(notice));
   for (const std::string& refusal : store_.take_refusals()) note_stranger(refusal);
   find_torchruns();
   peers_.handle([this](PeerLauncher& node, const FromNode& message) { receive(node, message); });
   for (const std::string& refusal : peers_.take_refusals()) note_stranger(refusal);
+  LocalLink::handle();
   const auto now = Clock::now();
-  leader_.tick(now);
-  carry_out_commands();
   for (const int rank : peers_.gone([this](int node) { return leader_.excuses(node); })) {
     leader_.lose(rank, now);
     peers_.remove(rank);
@@ -66,6 +69,16 @@ void Coordinator::handle() {
   due_ = std::min(leader_.due(), next_alive_);
   const auto barrier = torchrun_nodes_.barrier_deadline();
   if (leader_.state() == JobLeader::State::kLeaving && barrier) due_ = std::min(due_, *barrier);
+}
+
+void Coordinator::send(const FromNode& message) {
+  LocalLink::send(message);
+  due_ = Clock::now();  // for what follows from it
+}
+
+void Coordinator::pause() {
+  peers_.send_to_nodes(Pause{});
+  LocalLink::pause();
 }
 
 void Coordinator::receive(PeerLauncher& node, const FromNode& message) {
@@ -91,10 +104,11 @@ void Coordinator::greet(PeerLauncher& node, const Hello& hello) {
   }
   if (hello.exit_code != base::kExitOk) {
     node.refuse(hello.exit_code, hello.what);
-    return end_job(hello.exit_code,
-                   fmt::format("node {} ({}): {}", hello.node, hello.host, hello.what));
+    return leader_.end(hello.exit_code,
+                       fmt::format("node {} ({}): {}", hello.node, hello.host, hello.what),
+                       Clock::now());
   }
-  node.rank = leader_.rank_for(hello.node, hello.leads);
+  node.rank = leader_.rank_for(hello.node, /*leads=*/false);
   node.hello = hello;
   peers_.register_node(node);
   peers_.send(node, Welcome{options_.alive_period.count(), options_.silence().count()});
@@ -126,9 +140,9 @@ void Coordinator::find_torchruns() {
   // torchrun's agents cannot prove that they know a token.
   const bool is_joining = leader_.state() == JobLeader::State::kJoining;
   if (!is_joining || options_.c10d || !options_.token.empty()) return;
-  torchrun_nodes_.find([this](int node) { return leader_.has(node); });
-  for (const auto& [rank, role] : torchrun_nodes_.all()) {
-    if (!leader_.has(rank)) leader_.join_torchrun(rank, role, Clock::now());
+  for (int node = 0; node < options_.nnodes.max; ++node) {
+    const auto role = leader_.has(node) ? std::nullopt : torchrun_nodes_.find(node);
+    if (role) leader_.join_torchrun(node, *role, Clock::now());
   }
   carry_out_commands();
 }
@@ -136,28 +150,22 @@ void Coordinator::find_torchruns() {
 void Coordinator::check_torchruns_barrier() {
   using Barrier = TorchrunNodes::Barrier;
   if (leader_.state() != JobLeader::State::kLeaving) return;
-  if (!std::exchange(is_in_barrier_, true)) torchrun_nodes_.enter_barrier(peers_.nodes().size());
+  if (!std::exchange(is_in_barrier_, true))
+    torchrun_nodes_.enter_barrier(peers_.nodes().size() + 1);
   const Barrier barrier = torchrun_nodes_.barrier();
   if (barrier == Barrier::kOccupied) return;
   leader_.leave_barrier(/*complete=*/barrier == Barrier::kLeft, Clock::now());
   carry_out_commands();
 }
 
-void Coordinator::end_job(int exit_code, const std::string& text) {
-  leader_.end(exit_code, text, Clock::now());
-  carry_out_commands();
-}
-
-void Coordinator::carry_out_commands() {
-  for (auto& [node, message] : leader_.take_commands()) {
-    if (node == LeaderCommand::kHere) notices_.push_back(std::get<Waiting>(message).message);
-    if (node == LeaderCommand::kAll) peers_.send_to_nodes(message);
-    if (Start* const start = std::get_if<Start>(&message)) {
-      complete(*start);
-      if (torchrun_nodes_.has(node)) torchrun_nodes_.assign(node, start->ranks);
-    }
-    const auto peer = peers_.nodes().find(node);
-    if (peer != peers_.nodes().end()) send(*peer->second, message);
+void Coordinator::send_to(int node, ToNode& message) {
+  if (node == LeaderCommand::kAll) return peers_.send_to_nodes(message);
+  const auto peer = peers_.nodes().find(node);
+  const Start* const start = std::get_if<Start>(&message);
+  if (peer != peers_.nodes().end()) {
+    send_to(*peer->second, message);
+  } else if (start != nullptr) {
+    torchrun_nodes_.assign(node, start->ranks);
   }
 }
 
@@ -165,15 +173,15 @@ void Coordinator::complete(Start& start) {
   const bool begins = attempt_ != start.attempt;
   // In the first attempt the store has the keys of torchrun's nodes.
   if (begins && start.attempt > 0) store_.clear();
-  if (begins && !shares_store()) workers_port_ = hold_port(0);
+  if (begins && !shares_store()) port_ = hold_port(0);
   attempt_ = start.attempt;
-  start.master_addr = options_.master_addr;
-  start.master_port = workers_port_ ? workers_port_->port() : master_port_;
+  start.master_addr = master_addr_;
+  start.master_port = port_ ? port_->port() : master_port_;
   start.job_id = job_id_;
   start.agent_store = shares_store();
 }
 
-void Coordinator::send(PeerLauncher& node, ToNode& message) {
+void Coordinator::send_to(PeerLauncher& node, ToNode& message) {
   if (const auto* const refusal = std::get_if<Refuse>(&message)) {
     return node.refuse(refusal->exit_code, refusal->message);  // Peers::gone() names it
   }
@@ -193,7 +201,10 @@ void Coordinator::send(PeerLauncher& node, ToNode& message) {
 
 bool Coordinator::admits(int client) const {
   const std::string address = base::peer_address(client);
-  if (options_.token.empty() || address == base::peer_address(client, /*own=*/true)) return true;
+  if (options_.token.empty() || address == base::peer_address(client, /*own=*/true) ||
+      std::ranges::count(own_addresses_, address) > 0) {
+    return true;
+  }
   return std::ranges::any_of(peers_.nodes(), [&address](const auto& one) {
     return one.second->address == address ||
            std::ranges::count(one.second->hello.addresses, address) > 0;
@@ -202,8 +213,9 @@ bool Coordinator::admits(int client) const {
 
 void Coordinator::note_stranger(const std::string& text) {
   constexpr int kMaxNotes = 20;
-  if (++strangers_noted_ < kMaxNotes) notices_.push_back(text);
-  if (strangers_noted_ == kMaxNotes) notices_.push_back(text + " (further ones are not shown)");
+  if (++strangers_noted_ > kMaxNotes) return;
+  say(base::printable(text) +
+      (strangers_noted_ == kMaxNotes ? " (further ones are not shown)" : ""));
 }
 
 }  // namespace syncbn::launch

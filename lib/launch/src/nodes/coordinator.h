@@ -1,51 +1,36 @@
 #pragma once
 
-#include <syncbn/base/held_port.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
 #include <map>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/clock.h"
-#include "job/job_leader.h"
+#include "nodes/local_link.h"
 #include "nodes/peers.h"
 #include "nodes/torchrun.h"
 #include "store/store_server.h"
 
 namespace syncbn::launch {
 
-/// The server of a job on several nodes, inside the launcher of node 0: connects the launchers, and
-/// the agents of torchrun, with the JobLeader, whose commands it carries out. It also serves the
-/// workers' store, which it empties between attempts. The folder's README lists the messages.
+/// The link of node 0 of several nodes, and the job's server: connects the launchers of the other
+/// nodes, and the agents of torchrun, with the JobLeader. It also serves the workers' store, which
+/// it empties between attempts. The folder's README lists the messages.
 ///
 /// Never waits. Not thread-safe.
-class Coordinator {
+class Coordinator : public LocalLink {
  public:
-  /// @param job_id unique to this run; workers find it as SYNCBN_JOB_ID.
-  /// @param listener listens on `master_port`.
-  Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
-              base::UniqueFd listener);
-  Coordinator(const Coordinator&) = delete;
-  Coordinator& operator=(const Coordinator&) = delete;
+  /// @param context its job_id is unique to this run; workers find it as SYNCBN_JOB_ID.
+  /// @param listener listens on the master port.
+  Coordinator(const LaunchOptions& options, const RunContext& context, base::UniqueFd listener);
 
-  /// Call handle() when fd() is readable, and at due().
-  int fd() const { return peers_.fd(); }
-  Clock::time_point due() const { return due_; }
-  void handle();
-
-  /// Ends the job on all nodes, for a reason other than a failed worker.
-  void end_job(int exit_code, const std::string& text);
-  /// Lines for the user at this launcher.
-  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
-  /// JobLeader::take_records().
-  std::optional<FlightFile> take_records() { return leader_.take_records(); }
-  /// Tells the nodes that this process is about to be stopped, so that they do not take it for
-  /// lost.
-  void pause() { peers_.send_to_nodes(Pause{}); }
+  int fd() const override { return peers_.fd(); }
+  Clock::time_point due() const override { return due_; }
+  void handle() override;
+  void send(const FromNode& message) override;
+  void pause() override;
 
  private:
   void receive(PeerLauncher& node, const FromNode& message);
@@ -55,32 +40,26 @@ class Coordinator {
   void find_torchruns();
   void check_torchruns_barrier();
 
-  void carry_out_commands();
-  /// Adds the store, which it prepares if this is the first node of an attempt.
-  void complete(Start& start);
-  void send(PeerLauncher& node, ToNode& message);
+  /// Prepares the store if this is the first node of an attempt.
+  void complete(Start& start) override;
+  void send_to(int node, ToNode& message) override;
+  void send_to(PeerLauncher& node, ToNode& message);
 
   /// Whether a client of the store may come from there: with a token, only from the hosts of
   /// launchers that know it.
   bool admits(int client) const;
-  /// Adds a line about a stranger, unless there have been many.
+  /// Prints a line about a stranger, unless there have been many.
   void note_stranger(const std::string& text);
 
-  const LaunchOptions& options_;
-  const std::string job_id_;
-  const int master_port_;
   StoreServer store_;
   TorchrunNodes torchrun_nodes_;
   Peers peers_;
-  JobLeader leader_;
   Clock::time_point due_;
   Clock::time_point next_alive_;
   int attempt_ = -1;
   bool is_in_barrier_ = false;
-  /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
-  std::optional<base::HeldPort> workers_port_;
+  const std::vector<std::string> own_addresses_;
   std::map<int, std::vector<int>> left_out_;  ///< by node: ranks whose records had no room
-  std::vector<std::string> notices_;
   int strangers_noted_ = 0;
 };
 

@@ -3,34 +3,48 @@
 #include <syncbn/base/held_port.h>
 #include <syncbn/launch/options.h>
 
+#include <optional>
+#include <string>
+
 #include "job/job_leader.h"
 #include "job/run_context.h"
 #include "nodes/node_link.h"
 
 namespace syncbn::launch {
 
-/// The link of a job's only node: the leader is in this object, and rank 0 holds the store.
+/// The link to a leader in this object: that of a job's only node, whose rank 0 holds the store,
+/// and the Coordinator.
 class LocalLink : public NodeLink {
  public:
   /// @param port of rank 0 in the first attempt.
   LocalLink(const LaunchOptions& options, const RunContext& context, base::HeldPort port);
 
   int fd() const override { return -1; }
-  Clock::time_point due() const override { return has_news() ? Clock::now() : leader_.due(); }
+  Clock::time_point due() const override { return leader_.due(); }
   void handle() override;
   void send(const FromNode& message) override;
-  void report_signal(int signal) override;
   bool leads() const override { return true; }
-  const char* waits() const override { return "waits to restart"; }
+  std::optional<FlightFile> take_records() override { return leader_.take_records(); }
 
- private:
-  void deliver();
+ protected:
+  LocalLink(const LaunchOptions& options, const RunContext& context);
+  /// Registers this node. @param host "": the only one
+  void join(const std::string& host);
+  void carry_out_commands();
+  /// Adds the address of the store.
+  virtual void complete(Start& start);
+  /// Sends a message to another node, or to all.
+  virtual void send_to(int /*node*/, ToNode& /*message*/) {}
 
   const LaunchOptions& options_;
   const std::string master_addr_;
+  const int master_port_;
   const std::string job_id_;
-  base::HeldPort port_;
+  std::optional<base::HeldPort> port_;  ///< of rank 0's store in this attempt
   JobLeader leader_;
+
+ private:
+  int own_ = 0;  ///< the rank of this node
 };
 
 }  // namespace syncbn::launch

@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <resolv.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
@@ -106,6 +107,10 @@ std::vector<std::string> own_addresses() {
     if ((interface.ifa_flags & IFF_LOOPBACK) == 0) all.push_back(address);
   });
   return all;
+}
+
+std::string own_name(const LaunchOptions& options) {
+  return options.local_addr.empty() ? base::hostname() : options.local_addr;
 }
 
 void limit_name_lookups() {

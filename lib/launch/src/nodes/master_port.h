@@ -28,6 +28,9 @@ std::string listen_address(const LaunchOptions& options);
 /// The numeric addresses of this machine's network interfaces, loopback excepted.
 std::vector<std::string> own_addresses();
 
+/// The name of this machine in messages.
+std::string own_name(const LaunchOptions& options);
+
 /// Limits name lookups of this process to 4 s, from 10 s, if the name server does not answer:
 /// launchers repeat failed lookups, and report the first failure.
 void limit_name_lookups();

@@ -13,9 +13,9 @@
 
 namespace syncbn::launch {
 
-/// A node's link to the leader of its job: in this process (LocalLink), over TCP (TcpLink), or to
-/// torchrun's agent in its place (TorchrunLink). All work is done in handle(), inside the caller's
-/// poll loop; next() then returns what has arrived. Not thread-safe.
+/// A node's link to the leader of its job: in this process (LocalLink, Coordinator), over TCP
+/// (TcpLink), or to torchrun's agent in its place (TorchrunLink). All work is done in handle(),
+/// inside the caller's poll loop; next() then returns what has arrived. Not thread-safe.
 class NodeLink {
  public:
   NodeLink() = default;
@@ -23,7 +23,8 @@ class NodeLink {
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  /// Call handle() when fd() is readable, unless it is negative, and at due().
+  /// Call handle() when fd() is readable, unless it is negative, and at due(). Do not wait while
+  /// has_news().
   virtual int fd() const = 0;
   virtual Clock::time_point due() const = 0;
   virtual void handle() = 0;
@@ -36,12 +37,13 @@ class NodeLink {
     inbox_.pop_front();
     return message;
   }
+  bool has_news() const { return !inbox_.empty(); }
   /// The end of the job, once it is known. A Stop precedes it if workers may still run.
   const std::optional<Finish>& finish() const { return finish_; }
   /// Sends a message to the leader.
   virtual void send(const FromNode& message) = 0;
   /// A signal ends this launcher: the node leaves the job if nodes may change; else the job ends.
-  virtual void report_signal(int signal) = 0;
+  virtual void report_signal(const JobFailure& end) { send(EndJob{end}); }
   /// All workers of this node have ended.
   virtual void report_end(int attempt) { send(Ended{attempt}); }
   /// Answers AskRecords, before Records.
@@ -58,8 +60,6 @@ class NodeLink {
   virtual bool leads() const { return false; }
   /// Whether the leader's process is stopped, as by Ctrl-Z.
   virtual bool is_paused() const { return false; }
-  /// What the launcher does while no workers run, for `status`.
-  virtual const char* waits() const { return "waits for nodes"; }
   /// The link to use in place of this one, if node 0 turns out to be torchrun's.
   virtual std::unique_ptr<NodeLink> take_successor() { return nullptr; }
   /// In the launcher of the leader: the flight records of all ranks after an attempt that failed,
@@ -78,7 +78,6 @@ class NodeLink {
   void end(int exit_code, const std::string& what) {
     end(job_failure(/*attempt=*/-1, exit_code, what));
   }
-  bool has_news() const { return !inbox_.empty(); }
 
  private:
   std::deque<ToNode> inbox_;

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/signal_mask.h>
-#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -16,6 +15,7 @@
 
 #include "common/json_messages.h"
 #include "nodes/master_port.h"
+#include "nodes/peers.h"
 
 namespace syncbn::launch {
 namespace {
@@ -37,54 +37,27 @@ constexpr seconds kReportTimeout{10};
 // Upper bound on the wait for an answer from torchrun's store in place of node 0's launcher.
 constexpr seconds kStorePatience{30};
 
-// Where node 0 reaches its own coordinator.
-std::string own_address(int listener) {
-  const std::string address = base::peer_address(listener, /*own=*/true);
-  return address == "::" || address == "0.0.0.0" ? "127.0.0.1" : address;
-}
-
 }  // namespace
 
-TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int master_port,
-                 base::UniqueFd listener)
+TcpLink::TcpLink(const LaunchOptions& options, int master_port)
     : options_(options),
-      host_(listener ? own_address(listener.get()) : options.master_addr),
       port_(master_port),
       handshake_(Handshake::Side::kClient, options.token),
       join_deadline_(Clock::now() + options.join_timeout),
       next_alive_(Clock::now() + options.alive_period),
       alive_period_(options.alive_period),
       silence_(options.silence()),
-      reopened_by_(Clock::now() + kReopenPatience) {
-  watched_.try_add(record_requests_.fd());
-  if (!listener) return;
-  if (!is_local_address(options.master_addr)) {
-    // Not an error: others may reach it through a service or a router.
-    say(fmt::format("--master_addr={} is not an address of this machine, which is node 0",
-                    options.master_addr));
-  }
-  coordinator_ = std::make_unique<Coordinator>(options, job_id, master_port, std::move(listener));
-  watched_.add(coordinator_->fd());
-}
+      reopened_by_(Clock::now() + kReopenPatience) {}
 
 Clock::time_point TcpLink::due() const {
-  if (finish()) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
+  if (finish()) return Clock::time_point::max();
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);
-  if (!accepted_) due = std::min(due, next_notice_);
-  if (coordinator_) due = std::min(due, coordinator_->due());
-  return due;
+  return accepted_ ? due : std::min(due, next_notice_);
 }
 
 void TcpLink::handle() {
   const auto now = Clock::now();
-  if (coordinator_) {
-    coordinator_->handle();
-    for (const std::string& notice : coordinator_->take_notices()) {
-      say(base::printable(notice));  // may quote a foreign program
-    }
-  }
-  handle_record_requests();
   if (finish()) return;
   if (connecting_) finish_connecting();
   if (next_try_ && now >= *next_try_) connect();
@@ -114,15 +87,16 @@ void TcpLink::handle() {
 
 void TcpLink::connect() {
   connecting_.reset();
-  base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
+  base::AddressList found =
+      base::resolve(options_.master_addr, port_, connect_error_, AI_NUMERICHOST);
   if (!found) {
     const base::SignalMask unblocked = interruptible();
-    found = base::resolve(host_, port_, connect_error_);
+    found = base::resolve(options_.master_addr, port_, connect_error_);
   }
   if (!found) {
     next_try_ = Clock::now() + kResolvePeriod;
     if (std::exchange(resolve_error_said_, true)) return;
-    say(fmt::format("cannot find {}: {}; trying again", host_, connect_error_));
+    say(fmt::format("cannot find {}: {}; trying again", options_.master_addr, connect_error_));
     return;
   }
   std::vector<const addrinfo*> addresses;
@@ -165,11 +139,10 @@ void TcpLink::finish_connecting() {
 void TcpLink::send_hello() {
   send(Hello{.job = options_.run_id,
              .node = options_.node_rank,
-             .leads = coordinator_ != nullptr,
              .nodes = options_.nnodes.str(),
              .nproc = options_.nproc_per_node,
              .role = options_.role,
-             .host = own_name(),
+             .host = own_name(options_),
              .max_restarts = options_.max_restarts,
              .is_check = options_.is_check,
              .exit_code = no_start_ ? no_start_->exit_code : 0,
@@ -178,7 +151,11 @@ void TcpLink::send_hello() {
 }
 
 void TcpLink::send(const FromNode& message) {
-  constexpr size_t kFrame = 200;  // bytes of the rest of the message
+  constexpr size_t kFrame = 200;           // bytes of the rest of the message
+  if (!accepted_ || !link_ || finish()) {  // who asks must not wait
+    if (std::holds_alternative<AskAllRecords>(message)) return add(AllRecords{});
+    if (std::holds_alternative<AskStatus>(message)) return add(Status{});
+  }
   if (!link_) return;
   const auto* const all = std::get_if<Workers>(&message);
   const std::string line =
@@ -216,12 +193,6 @@ void TcpLink::handle_messages() {
   if (!finish()) watch();
 }
 
-void TcpLink::handle_record_requests() {
-  if (!record_requests_.handle()) return;
-  if (accepted_ && link_ && !finish()) return send(AskAllRecords{});
-  record_requests_.answer("");
-}
-
 void TcpLink::shake_hands() {
   if (handshake_.is_done()) return;
   if (handshake_.advance(*link_)) {
@@ -244,12 +215,6 @@ void TcpLink::handle_message(const ToNode& message) {
                                         options_.master_addr, port_, refusal->message));
   } else if (const auto* const finish = std::get_if<Finish>(&message)) {
     end(*finish);
-  } else if (const auto* const record = std::get_if<Record>(&message)) {
-    job_records_.emplace(record->record.rank, record->record);
-  } else if (const auto* const all = std::get_if<AllRecords>(&message)) {
-    FlightFile file = *all;
-    file.records = std::exchange(job_records_, {});
-    record_requests_.answer(file.records.empty() ? "" : file.text());
   } else {
     add(message);
   }
@@ -257,13 +222,13 @@ void TcpLink::handle_message(const ToNode& message) {
 
 // torchrun's store closes a connection that begins with our greeting, and sends nothing.
 bool TcpLink::find_torchrun() {
-  if (coordinator_ || options_.node_rank < 1 || !options_.token.empty()) return false;
+  if (options_.node_rank < 1 || !options_.token.empty()) return false;
   const base::SignalMask unblocked = interruptible();
   try {
     // No retry: a store that opens this port later belongs to a new node 0, perhaps a
     // syncbn-launch.
     torchrun_ = std::make_unique<TorchrunLink>(
-        StoreClient::connect(host_, port_, Clock::now() + kStorePatience,
+        StoreClient::connect(options_.master_addr, port_, Clock::now() + kStorePatience,
                              StoreClient::Retry::kNever),
         options_, port_);
   } catch (const base::UnavailableError&) {
@@ -303,18 +268,10 @@ void TcpLink::end(const JobFailure& failure) {
   }
 }
 
-void TcpLink::report_signal(int signal) {
-  if (!coordinator_ && options_.nodes_may_change()) {
-    left_by_signal_ = signal;
-    return send(Leave{});
-  }
-  const int exit_code = base::kExitSignalBase + signal;
-  const std::string what = "ended by " + base::signal_name(signal);
-  if (coordinator_) {
-    // Over the link, another node's message could overtake it.
-    return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
-  }
-  send(EndJob{job_failure(/*attempt=*/-1, exit_code, what)});
+void TcpLink::report_signal(const JobFailure& end) {
+  if (!options_.nodes_may_change()) return NodeLink::report_signal(end);
+  left_by_signal_ = end;
+  send(Leave{});
 }
 
 void TcpLink::report_no_start(int exit_code, const std::string& what) {
@@ -328,12 +285,7 @@ void TcpLink::report_no_start(int exit_code, const std::string& what) {
 
 void TcpLink::report_end(int attempt) {
   NodeLink::report_end(attempt);
-  if (left_by_signal_) end(job_failure(attempt, base::kExitSignalBase + *left_by_signal_, ""));
-}
-
-void TcpLink::pause() {
-  if (coordinator_) coordinator_->pause();
-  send(Pause{});
+  if (left_by_signal_) end(*left_by_signal_);
 }
 
 }  // namespace syncbn::launch

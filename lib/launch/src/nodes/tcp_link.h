@@ -1,10 +1,8 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
-#include <syncbn/base/env.h>
 #include <syncbn/launch/options.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,36 +11,27 @@
 #include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/handshake.h"
-#include "job/status_socket.h"
-#include "nodes/coordinator.h"
+#include "job/job_leader.h"
 #include "nodes/node_link.h"
 #include "nodes/torchrun.h"
 
 namespace syncbn::launch {
 
-/// A node's link to the coordinator, which on node 0 this object owns.
+/// The link of a node to the coordinator, which runs on node 0.
 class TcpLink : public NodeLink {
  public:
-  /// @param job_id the coordinator's, on node 0.
-  /// @param listener listens on `master_port` on node 0; empty on others.
-  TcpLink(const LaunchOptions& options, const std::string& job_id, int master_port,
-          base::UniqueFd listener);
+  TcpLink(const LaunchOptions& options, int master_port);
 
   int fd() const override { return watched_.fd(); }
   Clock::time_point due() const override;
   void handle() override;
   void send(const FromNode& message) override;
-  bool leads() const override { return coordinator_ != nullptr; }
   std::unique_ptr<NodeLink> take_successor() override { return std::move(torchrun_); }
 
-  std::optional<FlightFile> take_records() override {
-    return leads() ? coordinator_->take_records() : std::nullopt;
-  }
   bool is_paused() const override { return paused_; }
 
-  void report_signal(int signal) override;
+  void report_signal(const JobFailure& end) override;
   void report_end(int attempt) override;
-  void pause() override;
   /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
   /// job. Returns when node 0 has answered, or after 10 s.
   void report_no_start(int exit_code, const std::string& what);
@@ -52,13 +41,9 @@ class TcpLink : public NodeLink {
   void finish_connecting();
   void send_hello();
   void handle_messages();
-  void handle_record_requests();
   void shake_hands();
   void handle_message(const ToNode& message);
   void watch();
-  std::string own_name() const {
-    return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
-  }
   void lose_coordinator();
   /// Returns whether torchrun runs node 0.
   bool find_torchrun();
@@ -66,15 +51,13 @@ class TcpLink : public NodeLink {
   void end(const JobFailure& failure) override;
 
   const LaunchOptions& options_;
-  const std::string host_;  ///< of the coordinator
   const int port_;
   WatchSet watched_{"cannot watch the connection to node 0"};
-  std::unique_ptr<Coordinator> coordinator_;  ///< on node 0
   base::UniqueFd connecting_;
   std::optional<base::Channel> link_;
   std::unique_ptr<TorchrunLink> torchrun_;  ///< which runs node 0
   std::string connect_error_;
-  size_t next_address_ = 0;  ///< index of the next address of host_ to try
+  size_t next_address_ = 0;  ///< index of the next address of node 0 to try
   bool resolve_error_said_ = false;
   Handshake handshake_;                            ///< of the current connection
   std::unique_ptr<base::MessageSeal> protection_;  ///< once the handshake is done
@@ -91,9 +74,7 @@ class TcpLink : public NodeLink {
   std::chrono::milliseconds silence_;
   const Clock::time_point reopened_by_;
   int times_dropped_ = 0;  ///< connections that node 0 has closed before it had answered
-  StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
-  std::map<int, RankRecord> job_records_;                 ///< that have come for it
-  std::optional<int> left_by_signal_;
+  std::optional<JobFailure> left_by_signal_;
   std::optional<Refuse> no_start_;  ///< why this node cannot start its workers
 };
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/signal_name.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -31,18 +30,13 @@ bool shares_store() {
 TorchrunNodes::TorchrunNodes(StoreServer& store, const std::string& run_id, int count)
     : store_(store), keys_(run_id), count_(count) {}
 
-void TorchrunNodes::find(const std::function<bool(int)>& is_ours) {
-  if (store_.clients() == 0) return;  // an agent stays connected
-  for (int node = 0; node < count_; ++node) {
-    if (has(node) || is_ours(node)) continue;
-    const auto text = store_.get(keys_.role_info(node));
-    if (!text) continue;
-    const auto role = TorchrunRole::parse(*text);
-    if (!role || role->rank != node || role->local_world_size < 1 ||
-        role->local_world_size > kMaxWorkers)
-      continue;
-    nodes_[node] = *role;
-  }
+std::optional<TorchrunRole> TorchrunNodes::find(int node) const {
+  if (store_.clients() == 0) return std::nullopt;  // an agent stays connected
+  const auto text = store_.get(keys_.role_info(node));
+  const auto role = text ? TorchrunRole::parse(*text) : std::nullopt;
+  const bool is_valid = role && role->rank == node && role->local_world_size >= 1 &&
+                        role->local_world_size <= kMaxWorkers;
+  return is_valid ? role : std::nullopt;
 }
 
 void TorchrunNodes::assign(int node, const AssignedRanks& ranks) {
@@ -116,11 +110,19 @@ void TorchrunLink::end_unavailable(const std::string& why) {
 
 void TorchrunLink::send(const FromNode& message) {
   if (const Failed* const failed = std::get_if<Failed>(&message)) end(*failed);
-}
-
-void TorchrunLink::report_signal(int signal) {
-  end(job_failure(/*attempt=*/0, base::kExitSignalBase + signal,
-                  "ended by " + base::signal_name(signal)));
+  if (const EndJob* const signal = std::get_if<EndJob>(&message)) end(*signal);
+  if (std::holds_alternative<AskAllRecords>(message)) add(AllRecords{});
+  // The leader's answers, as far as this node knows them.
+  if (const Stalled* const stalled = std::get_if<Stalled>(&message)) stalled_ = *stalled;
+  const bool asks = std::holds_alternative<AskStatus>(message);
+  if (asks || std::holds_alternative<Stalled>(message)) add(Inquire{});
+  if (const Workers* const own = std::get_if<Workers>(&message)) {
+    add(Status{own->workers, {}});
+    const auto stalled = std::exchange(stalled_, std::nullopt);
+    const auto hang =
+        stalled ? judge_hang(own->workers, stalled->seconds, stalled->ends) : std::optional<Hang>();
+    if (hang) add(NameHang{*hang});
+  }
 }
 
 void TorchrunLink::report_end(int /*attempt*/) {

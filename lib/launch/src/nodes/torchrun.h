@@ -4,8 +4,7 @@
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/launch/options.h>
 
-#include <functional>
-#include <map>
+#include <optional>
 #include <string>
 
 #include "common/clock.h"
@@ -30,11 +29,8 @@ class TorchrunNodes {
   /// @param count the number of nodes in the job, ours and torchrun's.
   TorchrunNodes(StoreServer& store, const std::string& run_id, int count);
 
-  /// Looks for agents that have joined. @param is_ours whether our launcher runs a node.
-  void find(const std::function<bool(int)>& is_ours);
-  /// By node rank.
-  const std::map<int, TorchrunRole>& all() const { return nodes_; }
-  bool has(int node) const { return nodes_.contains(node); }
+  /// What the agent of a node has told of itself; empty if none has joined.
+  std::optional<TorchrunRole> find(int node) const;
 
   /// Publishes a node's ranks, which starts its workers.
   void assign(int node, const AssignedRanks& ranks);
@@ -52,7 +48,6 @@ class TorchrunNodes {
   StoreServer& store_;
   const TorchrunKeys keys_;
   const int count_;
-  std::map<int, TorchrunRole> nodes_;
   std::optional<Clock::time_point> barrier_deadline_;
 };
 
@@ -63,7 +58,8 @@ inline base::SignalMask interruptible() {
 
 /// The link to torchrun's agent that runs node 0. It holds the store and does not learn of failures
 /// or restarts elsewhere: this launcher joins, gets its ranks, and leaves through the agents'
-/// barrier. A failure here ends this node alone. Calls wait up to 30 s for an answer of the store.
+/// barrier. A failure here ends this node alone, and `status` and hangs are about its workers
+/// alone. Calls wait up to 30 s for an answer of the store.
 class TorchrunLink : public NodeLink {
  public:
   /// @param store a connection to the store of node 0's agent, at `port`.
@@ -74,7 +70,6 @@ class TorchrunLink : public NodeLink {
   Clock::time_point due() const override { return Clock::time_point::max(); }
   void handle() override;
   void send(const FromNode& message) override;
-  void report_signal(int signal) override;
   void report_end(int attempt) override;
 
  private:
@@ -88,6 +83,7 @@ class TorchrunLink : public NodeLink {
   StoreClient store_;
   enum class State { kJoining, kRunning, kLeaving };
   State state_ = State::kJoining;
+  std::optional<Stalled> stalled_;  ///< until the workers' states are known
 };
 
 }  // namespace syncbn::launch

@@ -89,56 +89,50 @@ void note_end(const std::string& log, const std::string& reason, Output& output)
   output.write_file(log, [log, reason] { append_end(log, reason); });
 }
 
-GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause) {
+std::string describe_start_error(const WorkerProcess& worker, const std::string& file) {
   const int error = *worker.start_error;
-  GroupResult result{.exit_code = base::kExitUnavailable, .cause = cause};
   if (!worker.wait_status) {
-    result.start_error =
-        fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error));
-  } else if (worker.bind_failed) {
-    result.start_error = fmt::format(
+    return fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error));
+  }
+  if (worker.bind_failed) {
+    return fmt::format(
         "cannot bind rank {} to its cores: {} (its CPU set has changed since the launcher "
         "started?)",
         worker.rank, std::strerror(error));
-  } else {
-    std::string hint;
-    if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
-    if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
-    result.exit_code = exit_code_of(*worker.wait_status);
-    result.start_error = fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint);
   }
-  return result;
+  std::string hint;
+  if (error == ENOEXEC) hint = " (a script has to begin with #! and its interpreter)";
+  if (error == ENOENT) hint = " (its interpreter, after #!, does not exist)";
+  return fmt::format("cannot execute {}: {}{}", file, std::strerror(error), hint);
 }
 
-FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
-                        LogFolder& logs, const Output& output, const OomWatch& oom) {
+void complete(FailureReport& report, const std::vector<Worker>& workers, LogFolder& logs,
+              const Output& output) {
   // Upper bound on the error message, which a node sends to its head.
   constexpr size_t kMaxErrorBytes = 1 << 16;
-  const Worker& worker = workers[failure.worker];
-  FailureReport report;
+  const auto index = static_cast<size_t>(report.local_rank);
+  const WorkerProcess& worker = workers[index].process;
   report.rank = worker.rank;
-  report.local_rank = static_cast<int>(failure.worker);
   report.host = base::hostname();
   report.pid = worker.pid;
-  report.argv = base::without_secrets(worker.argv);
+  report.argv = base::without_secrets(workers[index].argv);
   report.wait_status = *worker.wait_status;
   report.hang = worker.hang;
-  report.out_of_memory = worker.hang.empty() && oom.killed(report.wait_status);
-  report.time = failure.time;
-  report.seconds_after_start = failure.seconds_after_start;
+  report.out_of_memory = worker.hang.empty() && worker.out_of_memory;
   report.error_file = logs.error_file(report.local_rank);
   report.error_message =
       cut_message(logs.error_message(report.local_rank), report.error_file, kMaxErrorBytes);
   // The report of a mistake does not name the file.
   if (!report.error_message.empty() && restart_may_help(report.wait_status)) logs.keep();
-  report.stderr_tail = output.tail(failure.worker);
-  report.tail_was_shown = output.tail_is_last(failure.worker);
+  report.stderr_tail = output.tail(index);
+  report.tail_was_shown = output.tail_is_last(index);
   if (report.stderr_tail.empty()) {
     // stderr may be redirected to a file.
     report.stderr_tail =
         LogFolder::tail(logs.of_worker(report.local_rank) / "stderr.log", Output::kTailLines);
   }
-  for (const Worker& other : workers) {
+  for (const Worker& one : workers) {
+    const WorkerProcess& other = one.process;
     if (&other == &worker || !other.wait_status) continue;
     const std::string end =
         fmt::format("rank {} ({})", other.rank, ExitStatus{other.wait_status}.in_words());
@@ -148,7 +142,6 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
       report.failed_too.push_back(end);
     }
   }
-  return report;
 }
 
 std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output) {

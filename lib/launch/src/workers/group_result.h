@@ -1,7 +1,6 @@
 #pragma once
 
 #include <syncbn/base/unique_fd.h>
-#include <sys/types.h>
 
 #include <chrono>
 #include <cstddef>
@@ -11,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "common/processes.h"
 #include "job/job_messages.h"
 #include "job/rank_record.h"
 #include "job/run_context.h"
@@ -19,6 +17,7 @@
 #include "output/log_folder.h"
 #include "output/output.h"
 #include "workers/agent_reader.h"
+#include "workers/node_agent.h"
 #include "workers/worker_progress.h"
 
 namespace syncbn::launch {
@@ -42,50 +41,35 @@ class OomWatch {
 
 /// A worker of this node in one attempt.
 struct Worker {
-  int rank = 0;
-  pid_t pid = 0;
-  std::vector<std::string> argv;  ///< with the program's path first, for reports
-  bool running = true;
-  std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
-  bool bind_failed = false;
-  std::optional<int> wait_status;
-  bool ended_by_us = false;
-  std::string hang;  ///< Hang::text, if it was killed for that
-  OutputPipes pipes;
-  base::UniqueFd agent;  ///< the launcher's end of the agent channel
-  AgentReader records;
-  WorkerProgress progress;
-  RankMemory calls;  ///< its flight record
+  WorkerProcess& process;  ///< the NodeAgent's
+  std::vector<std::string> argv = {};
+  OutputPipes pipes = {};
+  base::UniqueFd agent = {};  ///< the launcher's end of the agent channel
+  AgentReader records = {};
+  WorkerProgress progress = {};
+  RankMemory calls = {};  ///< its flight record
 };
 
 /// How an attempt ended.
 struct GroupResult {
-  int exit_code = 0;
   std::optional<FailureReport> failure = {};  ///< the first worker that failed
   std::string start_error = {};               ///< why that worker could not be started
-  std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
-  JobFailure cause = {};                      ///< what has ended the attempt, once printed
+  JobFailure cause = {};  ///< what has ended the attempt, once printed, and the exit code
   /// The command that resumes the job; "" if a worker has printed it, empty if none is known.
   std::optional<std::string> resume = {};
-};
-
-struct FirstFailure {
-  size_t worker = 0;  ///< its index, which is its local rank
-  std::chrono::system_clock::time_point time;
-  double seconds_after_start = 0;
 };
 
 /// Appends {"event":"end","time":...,"reason":...} to a worker's log, on a line of its own. Does
 /// nothing if the log cannot be written, or says that the run has finished or stopped in order.
 void note_end(const std::string& log, const std::string& reason, Output& output);
 
-/// The result if a worker could not be started. @param file the path for execve.
-GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause);
+/// Why a worker could not be started. @param file the path for execve.
+std::string describe_start_error(const WorkerProcess& worker, const std::string& file);
 
-/// Collects what is known about the first failure, log files included. Keeps the log folder if the
-/// report refers to an error file in it.
-FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
-                        LogFolder& logs, const Output& output, const OomWatch& oom);
+/// Adds to the report of the first failure, which has its local rank and time, all that is known,
+/// log files included. Keeps the log folder if the report refers to an error file in it.
+void complete(FailureReport& report, const std::vector<Worker>& workers, LogFolder& logs,
+              const Output& output);
 
 /// Writes a file of flight records to the log folder, in place of one that this attempt has there.
 /// If the options ask for no logs, only that of the latest attempt stays. Returns the path, or ""

@@ -59,8 +59,9 @@ void ProgressWatch::read(Worker& worker) {
   worker.records.feed(read_some(worker.agent, buffer), [&](const syncbn_agent_record& record) {
     worker.progress.update(record, now);
     if (!next_records_) next_records_ = now + kRecordPeriod;
-    if (worker.rank == 0) bar_.update(record, now);
+    if (worker.process.rank == 0) bar_.update(record, now);
   });
+  worker.process.step = worker.progress.step();
 }
 
 void ProgressWatch::read_all() {
@@ -78,9 +79,10 @@ std::vector<WorkerState> ProgressWatch::states() {
   std::vector<WorkerState> all;
   for (Worker& worker : workers_) {
     read(worker);
-    WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
+    WorkerState state{
+        .rank = worker.process.rank, .host = base::hostname(), .pid = worker.process.pid};
     worker.progress.describe(state, Clock::now());
-    if (worker.running) {
+    if (worker.process.running) {
       look_at_process(state);
       const auto record = worker.calls.counts() ? worker.calls.read() : std::nullopt;
       if (record) describe_calls(*record, state);
@@ -107,12 +109,12 @@ void ProgressWatch::judge(Clock::time_point now) {
   Clock::duration longest{};
   bool ends = false;
   for (const Worker& worker : workers_) {
-    if (!worker.running) continue;
+    if (!worker.process.running) continue;
     const auto since_progress = worker.progress.stalled_for(now);
     auto stalled = since_progress.value_or(Clock::duration{});
     // A stopped process cannot use its allowance.
     const auto allowance = worker.progress.allowance();
-    if (since_progress && allowance.count() > 0 && state_of_process(worker.pid) == 'T') {
+    if (since_progress && allowance.count() > 0 && state_of_process(worker.process.pid) == 'T') {
       stalled += allowance;
     }
     const auto limit = options_.hang_timeout.value_or(worker.progress.timeout());
@@ -129,12 +131,12 @@ void ProgressWatch::judge(Clock::time_point now) {
       output_.announce(
           "warning: rank {} has reported only one step; if a step may take longer than "
           "--hang_timeout ({}), raise it to at least twice the longest step",
-          worker.rank, limit_text);
+          worker.process.rank, limit_text);
     } else {
       output_.announce(
           "warning: a step of rank {} took {}, and --hang_timeout is {}: raise --hang_timeout to "
           "at least twice the longest step",
-          worker.rank, base::format_seconds(step), limit_text);
+          worker.process.rank, base::format_seconds(step), limit_text);
     }
   }
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
@@ -146,7 +148,8 @@ void ProgressWatch::judge(Clock::time_point now) {
 
 // Often only rank 0 reports, so the other nodes do not warn.
 void ProgressWatch::warn_of_silence() {
-  if (timeout().count() == 0 || Clock::now() - started_ < timeout() || workers_[0].rank > 0) return;
+  if (timeout().count() == 0 || Clock::now() - started_ < timeout() || workers_[0].process.rank > 0)
+    return;
   const auto reports = [](const Worker& one) {
     return one.progress.reports() || one.calls.counts();
   };
@@ -156,9 +159,9 @@ void ProgressWatch::warn_of_silence() {
       "shows how a program reports its steps");
 }
 
-void ProgressWatch::hang_was_named(const Hang& hang) {
+void ProgressWatch::hang_was_named(bool stops_time) {
   hang_was_named_ = true;
-  if (hang.stops_time) forgive_silence();
+  if (stops_time) forgive_silence();
 }
 
 void ProgressWatch::forgive_own_silence() {

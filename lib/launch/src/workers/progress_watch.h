@@ -41,7 +41,7 @@ class ProgressWatch {
   ///   told of them, decides which one holds up the others.
   void check(bool judges);
   /// A hang is named once, unless the timeout ends a worker.
-  void hang_was_named(const Hang& hang);
+  void hang_was_named(bool stops_time);
   /// If this process did not run, because it was stopped or the machine slept, the workers perhaps
   /// did not run either: that time does not count.
   void forgive_own_silence();
