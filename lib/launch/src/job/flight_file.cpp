@@ -121,7 +121,9 @@ Json json_for_torch(const RankRecord& record) {
 // From a message, or a list as torch writes it.
 RankRuns members_in(const Json& list) {
   if (list.is_array()) return list;
-  return rank_runs(parse_json(list.get_ref<const std::string&>()).get<std::vector<int>>());
+  auto ranks = parse_json(list.get_ref<const std::string&>()).get<std::vector<int>>();
+  std::erase_if(ranks, [](int rank) { return rank < 0 || rank >= kMaxRanks; });
+  return rank_runs(ranks);
 }
 
 RankRecord::Call call_in(const Json& json, const RankRecord& record) {

@@ -171,8 +171,8 @@ void print_status(const std::string& which) {
     }
     try {
       const auto job = parse_json(channel.input()).get<JobStatus>();
-      const bool is_meant = which.empty() || which == std::to_string(pid) || which == job.run_id ||
-                            which == job.job_id;
+      const bool is_meant = which.empty() || which == std::to_string(pid) ||
+                            shown_text(which) == job.run_id || which == job.job_id;
       if (!is_meant) {
         others.push_back(fmt::format("job {} (launcher {})", job.run_id, pid));
       } else if (shown.insert(job.job_id).second) {  // all launchers of a job answer the same

@@ -101,7 +101,7 @@ std::vector<WorkerState> shortened(std::vector<WorkerState> workers, size_t max_
     worker.waits.clear();
     worker.called.clear();
   }
-  while (!workers.empty() && !fits()) workers.resize(workers.size() * 3 / 4);
+  while (!workers.empty() && !fits()) workers.resize(workers.size() * 31 / 32);
   return workers;
 }
 

@@ -117,13 +117,17 @@ void Coordinator::greet(PeerLauncher& node, const Hello& hello) {
 
 std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) const {
   if (node.rank >= 0) return "a launcher sent two hellos";
+  const auto differs = [&hello](const std::string& theirs, const std::string& ours) {
+    return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
+  };
+  if (hello.is_check != options_.is_check) {
+    return hello.is_check ? differs("with --preflight", "without it")
+                          : differs("without --preflight", "with it");
+  }
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
   }
-  const auto differs = [&hello](const std::string& theirs, const std::string& ours) {
-    return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
-  };
   if (const std::string nodes = options_.nnodes.str(); hello.nodes != nodes) {
     return differs("with --nnodes=" + hello.nodes, "with --nnodes=" + nodes);
   }
@@ -131,9 +135,7 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return differs(fmt::format("with --max_restarts={}", hello.max_restarts),
                    fmt::format("with --max_restarts={}", options_.max_restarts));
   }
-  if (hello.is_check == options_.is_check) return "";
-  return hello.is_check ? differs("with --preflight", "without it")
-                        : differs("without --preflight", "with it");
+  return "";
 }
 
 void Coordinator::find_torchruns() {

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "common/json_messages.h"
 
 namespace syncbn::launch {
@@ -37,7 +38,9 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
 OpenFile open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  return {path, "the event log"};
+  OpenFile file(path, "the event log");
+  set_nonblocking(*file.fd);  // a pipe whose reader has stopped ends the log, no other file
+  return file;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -85,6 +86,7 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::add(std::string file, Write write, OnError on_error, size_t bytes) {
+  bytes += sizeof(Item);
   Item item{std::move(file), std::move(write), std::move(on_error), bytes};
   try {
     if (!queue_) {
@@ -137,14 +139,30 @@ void FileWriter::handle() {
   for (const Item& one : failed) one.on_error(one.what);
 }
 
+bool FileWriter::wait(std::chrono::milliseconds patience) {
+  if (!queue_) return true;
+  std::unique_lock lock(queue_->mutex);
+  for (size_t left = SIZE_MAX; !queue_->items.empty() && queue_->items.size() < left;) {
+    left = queue_->items.size();
+    queue_->changed.wait_for(lock, patience, [this] { return queue_->items.empty(); });
+  }
+  return queue_->items.empty();
+}
+
+std::string FileWriter::current() const {
+  if (!queue_) return "";
+  const std::lock_guard lock(queue_->mutex);
+  return queue_->items.empty() ? "" : queue_->items.front().file;
+}
+
 void FileWriter::finish(std::chrono::milliseconds patience) {
+  wait(patience);
+  handle();
   if (!queue_) return;
   const auto queue = queue_;
-  std::unique_lock lock(queue->mutex);
-  queue->abandoned = !queue->changed.wait_for(lock, patience, [&] { return queue->items.empty(); });
-  lock.unlock();
-  handle();
-  if (!queue->abandoned) return;
+  const std::lock_guard lock(queue->mutex);
+  if (queue->items.empty()) return;
+  queue->abandoned = true;
   queue_.reset();  // the next write gets another thread
   const std::string& stuck = queue->items.front().file;
   for (const Item& item : queue->items) {

@@ -56,9 +56,13 @@ class FileWriter {
   int fd() const;
   /// Reports the writes that have failed.
   void handle();
-  /// Waits until all is written; gives up writes that have not ended after `patience`, which have
-  /// then failed.
+  /// Waits until all is written, or none of the writes has ended for `patience`. Returns whether
+  /// all is.
+  bool wait(std::chrono::milliseconds patience);
+  /// Waits like wait(), and then gives up the other writes, which have failed.
   void finish(std::chrono::milliseconds patience);
+  /// The file that is being written; "" if none is.
+  std::string current() const;
 
  private:
   struct Queue;

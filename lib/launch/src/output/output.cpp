@@ -235,8 +235,22 @@ bool Output::tail_is_last(size_t worker) const {
   return from.options.shown && !from.tail.empty() && last_ == worker && run_ >= from.tail.size();
 }
 
+void Output::finish_files() {
+  const auto begin = Clock::now();
+  files_.finish(file_patience_);
+  if (Clock::now() - begin >= file_patience_) file_patience_ = std::chrono::seconds(1);
+}
+
 void Output::flush() {
   files_.handle();
+  if (!files_.is_full()) {
+    files_full_since_.reset();
+  } else if (!files_full_since_) {
+    files_full_since_ = Clock::now();
+  } else if (Clock::now() - *files_full_since_ > kFilePatience) {
+    files_full_since_ = Clock::time_point::max();  // said once
+    announce("warning: {} does not answer; the workers that write to it wait", files_.current());
+  }
   out_.stream.flush();
   err_.stream.flush();
 }
@@ -250,6 +264,10 @@ void Output::add_to(std::vector<pollfd>& polls) const {
 
 bool Output::is_full(Stream stream) {
   return queue(stream).pending() > kMaxPending || files_.is_full();
+}
+
+bool Output::reader_waits() {
+  return queue(Stream::kOut).pending() > kMaxPending || err_.stream.pending() > kMaxPending;
 }
 
 std::optional<std::string> Output::error() const {

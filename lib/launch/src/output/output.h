@@ -133,13 +133,15 @@ class Output {
   void add_to(std::vector<pollfd>& polls) const;
   /// Too much text is pending: do not read from the workers, so that they wait as well.
   bool is_full(Stream stream);
-  bool is_full() { return is_full(Stream::kOut) || is_full(Stream::kErr); }
+  /// Our reader has stopped (`less`, Ctrl-S).
+  bool reader_waits();
   /// For all files of this launcher. The errors of log files are in error().
   FileWriter& files() { return files_; }
   /// Warns if a write fails.
   void write_file(const std::string& file, FileWriter::Write write);
-  /// Waits until all files are written, for kFilePatience at most.
-  void finish_files() { files_.finish(kFilePatience); }
+  /// Waits until all files are written. A file that does not answer is given up after
+  /// kFilePatience, and a second one after a second.
+  void finish_files();
   /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
@@ -190,6 +192,8 @@ class Output {
   bool speaks_for_job_;
   std::vector<Worker> workers_;
   FileWriter files_;
+  std::chrono::milliseconds file_patience_ = kFilePatience;
+  std::optional<Clock::time_point> files_full_since_;
   std::string log_error_;  ///< the first
   size_t last_ = 0;        ///< the worker whose line was shown last
   size_t run_ = 0;         ///< its lines on stderr since another line was shown

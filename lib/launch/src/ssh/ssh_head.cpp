@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -37,7 +36,7 @@ constexpr milliseconds kAlivePeriod = HeadLink::kSilence / 4;
 constexpr seconds kNoticePeriod{10};
 
 // Grace period for nodes to end, beyond --shutdown_timeout for their workers.
-constexpr seconds kNodePatience{5};
+constexpr seconds kNodePatience = seconds(5) + Output::kFilePatience;
 constexpr seconds kSshKillPatience{3};
 
 // Grace period for nodes to clean up after a head or launcher was killed. Less than the 2 s after
@@ -181,11 +180,14 @@ bool SshHead::wait_until_ready() {
 }
 
 void SshHead::report_problems() {
-  std::map<std::string, std::vector<std::string>> problems;  // and their hosts
+  std::vector<std::pair<std::string, std::vector<std::string>>> problems;  // and their hosts
   for (const HeadNode& node : nodes_) {
     if (!node.problem) continue;
     if (first_failure_ == 0) first_failure_ = node.problem->exit_code;
-    problems[node.problem->what].push_back(node.plan.host.full_name());
+    const std::string& what = node.problem->what;
+    auto same = std::ranges::find(problems, what, &decltype(problems)::value_type::first);
+    if (same == problems.end()) same = problems.insert(same, {what, {}});
+    same->second.push_back(node.plan.host.full_name());
   }
   for (const auto& [what, hosts] : problems) {
     output_.announce("error: {}: {}", base::join(hosts, ", "), what);
@@ -235,7 +237,7 @@ void SshHead::poll_once(Clock::time_point until) {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   output_.add_to(polls);
   // A node whose output is not read does not count as silent.
-  if (output_.is_full()) heard_ = Clock::now();
+  if (output_.reader_waits()) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
     node.pipes.add_to(polls, output_);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -149,12 +150,18 @@ std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& ou
   const auto path = logs.file(logs.attempt(), kName);
   if (path == "/dev/null" || file.records.empty()) return "";
   const auto former = logs.is_wanted() ? std::vector<fs::path>() : logs.former(kName);
-  logs.keep();
-  output.write_file(path, [path, former, file] {
+  const auto written = std::make_shared<std::atomic<bool>>(false);
+  output.write_file(path, [path, former, file, written] {
     base::write_file_atomically(path, file.text());
+    *written = true;
     std::error_code ignored;
     for (const fs::path& one : former) fs::remove(one, ignored);
   });
+  // So that a report names only a file that exists.
+  constexpr std::chrono::seconds kPatience{3};
+  output.files().wait(kPatience);
+  if (!*written) return "";
+  logs.keep();
   return path;
 }
 

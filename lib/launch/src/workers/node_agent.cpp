@@ -38,13 +38,14 @@ JobFailure failure_of(const WorkerProcess& worker, int attempt, const std::strin
   const bool was_killed = worker.hang.empty() && WIFSIGNALED(status) &&
                           (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
   const auto step = static_cast<int64_t>(worker.step.value_or(0));
-  return {{.rank = worker.rank,
-           .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
-           .step = was_killed ? -1 : step},
-          attempt,
-          worker.wait_status ? exit_code_of(status) : base::kExitUnavailable,
-          /*may_restart=*/!worker.start_error && restart_may_help(status),
-          fmt::format("rank {} failed: {}", worker.rank, what)};
+  return {
+      {.rank = worker.rank,
+       .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
+       .step = was_killed ? -1 : step},
+      attempt,
+      worker.wait_status ? exit_code_of(status) : base::kExitUnavailable,
+      /*may_restart=*/!worker.start_error && restart_may_help(status),
+      fmt::format("rank {} failed: {}", worker.rank, what)};
 }
 
 }  // namespace

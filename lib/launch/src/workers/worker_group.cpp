@@ -238,6 +238,8 @@ void WorkerGroup::note_in_logs(const std::string& reason, int except) {
     const bool has_noted = static_cast<int>(i) == except;
     if (!log.empty() && !has_noted) note_end(log, reason, run_.output);
   }
+  constexpr std::chrono::seconds kPatience{1};
+  run_.output.files().wait(kPatience);
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {
@@ -261,8 +263,8 @@ void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   keeper_->reap_orphans();
   continue_keeper();
-  // A worker may wait for our reader (`less`, Ctrl-S) or a file server, which is no hang.
-  if (run_.output.is_full()) watch_.forgive_silence();
+  // A worker may wait for our reader, which is no hang.
+  if (run_.output.reader_waits()) watch_.forgive_silence();
   watch_.check(agent_.expects_progress());
 }
 
