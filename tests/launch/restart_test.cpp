@@ -119,8 +119,8 @@ TEST(LaunchRestartTest, ABudgetByTimeIsNamed) {
 TEST(LaunchRecoveryTest, OfPythonWorkersIsAtTheFirstRestart) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const auto result =
-      run_program({std::string(SYNCBN_SOURCE_DIR) + "/bench/recovery", "--runs=2", "--launcher",
-                   kLauncher, "--python", python(), "--only", "standalone/python"},
+      run_program({std::string(SYNCBN_SOURCE_DIR) + "/bench/recovery", "--runs=2", "--workers=2",
+                   "--launcher", kLauncher, "--python", python(), "--only", "standalone/python"},
                   {.timeout_seconds = 200});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("2 of 2"));
