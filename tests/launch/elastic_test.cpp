@@ -134,5 +134,34 @@ dist.destroy_process_group()
   EXPECT_THAT(result.out, AllOf(HasSubstr("world 2 sum 2\n"), HasSubstr("world 1 sum 1\n")));
 }
 
+TEST_F(LaunchElasticTest, AllNodesAndAttemptsAreOneJob) {
+  const std::vector<std::string> program{
+      "sh", "-c",
+      "echo $SYNCBN_JOB_ID > job$RANK.$WORLD_SIZE; touch up$RANK.$WORLD_SIZE; "
+      "while [ ! -e go ]; do sleep 0.01; done"};
+  Program& lead = start("1:2", {"--log_dir=logs", "--redirects=3"}, program);
+  wait_for_world(lead, 1);
+  Program& guest = start("1:2", {}, program);
+  wait_for_world(guest, 2);
+  go();
+  EXPECT_EQ(lead.wait().exit_code, 0);
+  EXPECT_EQ(guest.wait().exit_code, 0);
+  EXPECT_THAT(lead.err(), AllOf(HasSubstr("starting again on 2 nodes with 2 workers: node 1 ("),
+                                HasSubstr("has joined")));
+  const auto id = [&](const std::string& name) {
+    std::ifstream file(folder_ / name);
+    std::string text;
+    file >> text;
+    return text;
+  };
+  EXPECT_NE(id("job0.1"), "");
+  EXPECT_EQ(id("job0.2"), id("job0.1"));
+  EXPECT_EQ(id("job1.2"), id("job0.1"));
+  // Each attempt has its own log folder.
+  const auto run = std::filesystem::directory_iterator(folder_ / "logs")->path();
+  EXPECT_TRUE(std::filesystem::exists(run / "attempt_0" / "0" / "stdout.log"));
+  EXPECT_TRUE(std::filesystem::exists(run / "attempt_1" / "0" / "stdout.log"));
+}
+
 }  // namespace
 }  // namespace syncbn::test

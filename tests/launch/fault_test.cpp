@@ -255,5 +255,19 @@ TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {
               HasSubstr("cannot write standard output: No space left on device"));
 }
 
+TEST(LaunchFaultTest, AKeeperThatIsKilledAfterAFailureDoesNotHideIt) {
+  TempFolder folder;
+  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c",
+                                   "trap '' TERM; touch up$RANK; [ $RANK = 1 ] && sleep 1000; "
+                                   "while [ ! -e up1 ]; do sleep 0.01; done; exit 3"}),
+                   {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  ASSERT_TRUE(launcher.wait_for_err("waiting for 1 other worker"));
+  ASSERT_EQ(::kill(keeper_of(launcher.pid()), SIGKILL), 0);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("was killed; all workers have been killed"),
+                                HasSubstr("rank 0 failed: exit code 3\n")));
+}
+
 }  // namespace
 }  // namespace syncbn::test

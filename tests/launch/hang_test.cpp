@@ -178,6 +178,22 @@ TEST(LaunchHangTest, TheRankThatHasNotComeToTheCollectiveIsNamedWithItsNumberAnd
                     HasSubstr("rank 1 failed")));
 }
 
+TEST(LaunchHangTest, OnSeveralNodesTheCulpritsNodeEndsIt) {
+  Nodes nodes(2);
+  Program& first = nodes.start(0, 2, {kTimeout}, worker("heartbeat 5 waiting 9 all_gather wait"));
+  Program& second = nodes.start(1, 1, {kTimeout}, worker("heartbeat 5 wait"));
+  const auto with_culprit = second.wait();
+  const auto other = first.wait();
+  EXPECT_EQ(other.exit_code, 137);
+  EXPECT_EQ(with_culprit.exit_code, 137);
+  for (const std::string& err : {other.err, with_culprit.err}) {
+    EXPECT_THAT(err, ContainsRegex("rank 2 \\(.*\\) holds up the others: .*it has not come to it: "
+                                   "rank [01] waits in collective 9 \\(all_gather\\)"));
+  }
+  EXPECT_THAT(with_culprit.err, HasSubstr("threads of rank 2:\n"));
+  EXPECT_THAT(other.err, Not(HasSubstr("threads of rank")));
+}
+
 TEST(LaunchHangTest, AStoppedKeeperIsContinued) {
   Nodes nodes(1);
   Program& job = start_alone(nodes, 2, {"--hang_timeout=1000"}, steps_in_first_attempt());

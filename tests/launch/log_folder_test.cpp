@@ -189,5 +189,16 @@ TEST_F(LogFolderTest, TailOfALargeFileHasWholeLines) {
               ElementsAre(line + "2", "end"));
 }
 
+TEST_F(LogFolderTest, ListsTheFilesThatFormerAttemptsHaveLeft) {
+  LogFolder folder(options_);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    folder.begin_attempt(attempt);
+    std::ofstream(folder.attempt() / "flight.jsonl") << attempt;
+  }
+  EXPECT_THAT(folder.former("flight.jsonl"),
+              UnorderedElementsAre(folder.path() / "attempt_0/flight.jsonl",
+                                   folder.path() / "attempt_1/flight.jsonl"));
+}
+
 }  // namespace
 }  // namespace syncbn::launch

@@ -162,5 +162,24 @@ TEST(LaunchLogsTest, LinesOfBothStreamsStayWholeForASlowReader) {
   EXPECT_EQ(result.out, "240000\n");
 }
 
+TEST(LaunchLogsTest, SaysWhatIsWrongWithALogDir) {
+  TempFolder folder;
+  const std::string file = folder.write("file", "");
+  const auto result = launch({"--log_dir=" + file + "/x", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("log folder"), HasSubstr("Not a directory")));
+  EXPECT_EQ(launch({"--log_dir=/proc/x", "true"}).exit_code, 2);
+}
+
+TEST(LaunchLogsTest, DevNullTakesWhatNobodyWants) {
+  TempFolder folder;
+  const auto result =
+      launch({"--log_dir=/dev/null", "-r", "3", "sh", "-c", "echo out; echo err >&2"},
+             {.env = {{"TMPDIR", folder.path()}}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+}
+
 }  // namespace
 }  // namespace syncbn::test

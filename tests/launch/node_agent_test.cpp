@@ -140,6 +140,10 @@ constexpr const char* kFailures = R"(
     // A worker that was preempted has noted it.
     node 1 worker
     1    exit 0 85     => fail 85 for good at 0: rank 4 failed: exit code 85 | signal 15 | signal 18
+    // A user's signal announces the end of the job's time to a worker that does not handle it.
+    node 1 worker
+    1    killed 0 10   => note | fail 138 for good at 0: rank 4 failed: killed by signal 10 (SIGUSR1, User defined signal 1)
+                       | signal 15 | signal 18
     // Who killed it from outside did not do so at a step.
     node 1 worker
     1    killed 0 15   => note | fail 143: rank 4 failed: killed by signal 15 (SIGTERM, Terminated)
@@ -182,6 +186,8 @@ constexpr const char* kSignals = R"(
     1    signal 15     => signal 15 | signal 18
     2    signal 2      => signal 9
     2    killed 0; killed 1 => over 143
+    // What is left then is the keeper's.
+    2    daemons
     // SIGKILL does not help. The keeper hangs as well, and has not forked the second worker.
     node 2 workers
     0    start 0

@@ -74,7 +74,9 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)),
-      events_(options, context_, logs_, output_) {}
+      events_(options, context_, logs_, output_) {
+  if (options.nnodes.max > 1) record_requests_.emplace(StatusServer::kRecords);
+}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
@@ -86,6 +88,7 @@ int Supervisor::run() {
   try {
     result = run_attempts();
   } catch (const std::exception& error) {
+    workers_.reset();  // before waiting for files
     const int exit_code = base::exit_code_of(error);
     events_.job_ended(exit_code, error.what());
     output_.finish_files();
@@ -122,7 +125,7 @@ GroupResult Supervisor::run_attempts() {
   for (;;) {
     logs_.clean_up();
     while (!start_ && !quits_ && (link_->has_news() || !link_->finish())) handle_events();
-    if (quits_) {
+    if (quits_ && !link_->finish()) {
       const GroupResult result{.cause = ended_by_signal(context_.attempt, *signal_)};
       report(result);
       return result;
@@ -154,6 +157,7 @@ GroupResult Supervisor::run_attempt(const Start& start) {
   workers_.reset();
   const WorkerGroup::Run run{options_, command_, output_, logs_, events_, *link_};
   workers_ = std::make_unique<WorkerGroup>(run, context_);
+  if (signal_) pass_on(Signal{*signal_});  // has come since the leader's Start
   while (workers_run()) handle_events();
   GroupResult result = workers_->finish();
   if (result.resume) resume_ = *result.resume;
@@ -164,7 +168,7 @@ void Supervisor::handle_events() {
   std::vector<pollfd> polls{{link_->fd(), POLLIN, 0},
                             {signals_.fd(), POLLIN, 0},
                             {status_.fd(), POLLIN, 0},
-                            {record_requests_.fd(), POLLIN, 0}};
+                            {record_requests_ ? record_requests_->fd() : -1, POLLIN, 0}};
   output_.add_to(polls);
   const size_t of_workers = polls.size();
   auto wake = std::min(link_->due(), output_.due().value_or(Clock::time_point::max()));
@@ -208,17 +212,16 @@ void Supervisor::handle_questions() {
     // Without workers, the leader would wait for the answer of this node.
     workers_run() ? link_->send(AskStatus{}) : on(Status{});
   }
-  if (record_requests_.handle()) {
-    // `explain` reads the records of a job's only node itself.
-    options_.nnodes.max > 1 ? link_->send(AskAllRecords{}) : on(AllRecords{});
-  }
+  if (record_requests_ && record_requests_->handle()) link_->send(AskAllRecords{});
 }
 
 void Supervisor::handle_messages() {
-  if (const auto records = link_->take_records()) write_records(*records);
   while (!start_ && link_->has_news()) {
     std::visit([this](const auto& message) { on(message); }, *link_->next());
   }
+  // After them: this node's own records may be the last that the leader waited for. And before the
+  // next attempt begins.
+  if (const auto records = link_->take_records()) write_records(*records);
   if (auto successor = link_->take_successor()) link_ = std::move(successor);
   if (link_->is_paused()) pass_on(Hold{});
 }
@@ -241,7 +244,7 @@ void Supervisor::on(const AskRecords& message) {
 void Supervisor::on(const AllRecords& message) {
   FlightFile file = message;
   file.records = std::exchange(job_records_, {});
-  record_requests_.answer(file.records.empty() ? "" : file.text());
+  record_requests_->answer(file.records.empty() ? "" : file.text());
 }
 
 bool Supervisor::is_own_signal(const JobFailure& end) const {
@@ -259,8 +262,8 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
                              context_.restart_count + 1, options_.max_restarts);
     return last_;
   }
-  if (!was_printed && !end.what.empty() && !end.is(last_.cause))
-    output_.announce("error: {}", end.what);
+  const bool is_known = was_printed || end.is(last_.cause) || is_own_signal(end);
+  if (!is_known && !end.what.empty()) output_.announce("error: {}", end.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
   if (!failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.

@@ -21,7 +21,7 @@
 namespace syncbn::launch {
 
 /// Runs this node's workers, attempt after attempt as --max_restarts allows, and reports how they
-/// ended. Single-threaded: handle_events() is the only place that waits.
+/// ended. While a job runs, handle_events() is the only place that waits.
 class Supervisor {
  public:
   /// @param link to the leader of the job.
@@ -46,7 +46,9 @@ class Supervisor {
   template <class Message>
   void on(const Message& /*of the connection*/) {}
   void on(const Waiting& message) { output_.announce_for_job("{}", message.message); }
-  void on(const Start& start) { start_ = link_->finish() ? std::nullopt : std::optional(start); }
+  void on(const Start& start) {
+    if (!workers_run() && !link_->finish()) start_ = start;
+  }
   void on(const Stop& message) { pass_on(message); }
   void on(const NameHang& message) { pass_on(message); }
   void on(const Hold& message) { pass_on(message); }
@@ -77,8 +79,8 @@ class Supervisor {
   const Command& command_;
   std::unique_ptr<NodeLink> link_;
   SshNode* const node_;
-  std::optional<Start> start_;              ///< of the next attempt
-  GroupResult last_;                        ///< of the last attempt
+  std::optional<Start> start_;             ///< of the next attempt
+  GroupResult last_;                       ///< of the last attempt
   std::map<int, RankRecord> job_records_;  ///< that have come for `explain`
   std::string resume_;  ///< the command that continues the job, from the last attempt that had one
   std::optional<int> signal_;  ///< the first that ends the job
@@ -89,8 +91,9 @@ class Supervisor {
   Output output_;
   EventLog events_;
   StatusServer status_;
-  StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
-  std::unique_ptr<WorkerGroup> workers_;                  ///< of the last attempt
+  /// Of `explain`, which reads the records of a job's only node itself.
+  std::optional<StatusServer> record_requests_;
+  std::unique_ptr<WorkerGroup> workers_;  ///< of the last attempt
 };
 
 }  // namespace syncbn::launch

@@ -1,5 +1,8 @@
 #include "nodes/local_link.h"
 
+#include <syncbn/base/error.h>
+
+#include <exception>
 #include <utility>
 
 #include "nodes/master_port.h"
@@ -41,7 +44,11 @@ void LocalLink::send(const FromNode& message) {
 
 void LocalLink::carry_out_commands() {
   for (auto& [node, message] : leader_.take_commands()) {
-    if (Start* const start = std::get_if<Start>(&message)) complete(*start);
+    try {
+      if (Start* const start = std::get_if<Start>(&message)) complete(*start);
+    } catch (const std::exception& error) {  // no port is free
+      return end(base::exit_code_of(error), error.what());
+    }
     const bool is_here = node == own_ || node == LeaderCommand::kHere;
     if (!is_here) send_to(node, message);
     if (!is_here && node != LeaderCommand::kAll) continue;

@@ -14,8 +14,8 @@
 namespace syncbn::launch {
 
 /// A node's link to the leader of its job: in this process (LocalLink, Coordinator), over TCP
-/// (TcpLink), or to torchrun's agent in its place (TorchrunLink). All work is done in handle(),
-/// inside the caller's poll loop; next() then returns what has arrived. Not thread-safe.
+/// (TcpLink), or to torchrun's agent in its place (TorchrunLink). All work is done in handle() and,
+/// for a leader in this process, in send(); next() then returns what has arrived. Not thread-safe.
 class NodeLink {
  public:
   NodeLink() = default;

@@ -119,8 +119,10 @@ void TorchrunLink::send(const FromNode& message) {
   if (const Workers* const own = std::get_if<Workers>(&message)) {
     add(Status{own->workers, {}});
     const auto stalled = std::exchange(stalled_, std::nullopt);
-    const auto hang =
-        stalled ? judge_hang(own->workers, stalled->seconds, stalled->ends) : std::optional<Hang>();
+    // It ends no worker: the culprit may be one of torchrun's.
+    const auto hang = stalled && own->workers.size() > 1
+                          ? judge_hang(own->workers, stalled->seconds, /*ends=*/false)
+                          : std::optional<Hang>();
     if (hang) add(NameHang{*hang});
   }
 }

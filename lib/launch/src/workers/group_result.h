@@ -54,7 +54,7 @@ struct Worker {
 struct GroupResult {
   std::optional<FailureReport> failure = {};  ///< the first worker that failed
   std::string start_error = {};               ///< why that worker could not be started
-  JobFailure cause = {};  ///< what has ended the attempt, once printed, and the exit code
+  JobFailure cause = {};                      ///< what has ended the attempt, and the exit code
   /// The command that resumes the job; "" if a worker has printed it, empty if none is known.
   std::optional<std::string> resume = {};
 };

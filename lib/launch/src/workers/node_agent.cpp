@@ -56,6 +56,7 @@ NodeAgent::NodeAgent(const LaunchOptions& options, int attempt, int first_rank)
 }
 
 void NodeAgent::receive(const KeeperEvent& event, Time now) {
+  if (state_ == State::kOver) return;
   now_ = now;
   using enum KeeperEvent::Kind;
   const auto index = static_cast<size_t>(event.worker);

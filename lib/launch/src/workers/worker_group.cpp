@@ -187,7 +187,9 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     worker.pipes.drain(sink(index));  // its last lines belong before messages about its end
     watch_.read(worker);              // the step at which it failed
     worker.process.out_of_memory = oom_.killed(event.value);
-    worker.process.error = brief(run_.logs.error_message(event.worker));
+    // A file server may hold up this read.
+    const bool may_fail_first = event.value != 0 && !agent_.failed() && !agent_.is_ending();
+    if (may_fail_first) worker.process.error = brief(run_.logs.error_message(event.worker));
   }
   on(event);
 }
