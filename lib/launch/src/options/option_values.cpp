@@ -9,6 +9,7 @@
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/duration.h>
+#include <syncbn/config/options.h>
 
 #include <algorithm>
 #include <array>
@@ -19,7 +20,6 @@
 #include <string_view>
 
 #include "common/words.h"
-#include "options/command_line.h"
 
 namespace syncbn::launch {
 namespace {
@@ -237,7 +237,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     constexpr int kMaxMisses = 10'000;
     constexpr int kMaxMib = 1 << 20;
     const auto flag = [&] {
-      if (const auto read = read_flag(value)) return *read;
+      if (const auto read = config::read_flag(value)) return *read;
       throw base::UserError(
           fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
     };

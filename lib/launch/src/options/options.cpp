@@ -5,6 +5,7 @@
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/options.h>
 
 #include <cstdlib>
 #include <optional>
@@ -43,7 +44,7 @@ void apply_scheduler(const CommandLine& line, LaunchOptions& options) {
 // Nobody shall lose the encryption of a former version unnoticed.
 void check_tls_variable() {
   const char* const tls = std::getenv("SYNCBN_TLS");
-  if (tls != nullptr && read_flag(tls).value_or(false)) throw_if_removed("tls");
+  if (tls != nullptr && config::read_flag(tls).value_or(false)) throw_if_removed("tls");
 }
 
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {
