@@ -78,7 +78,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Programs built against the package need the same third-party libraries. Fetched ones are not
 # installed: with any of them, only programs can be installed.
 set(SYNCBN_INSTALL_PACKAGE TRUE)
-foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
+foreach(_dependency fmt::fmt spdlog::spdlog yaml-cpp::yaml-cpp
                     nlohmann_json::nlohmann_json ZLIB::ZLIB libdeflate::libdeflate)
   if(TARGET ${_dependency})
     get_target_property(_imported ${_dependency} IMPORTED)
@@ -88,7 +88,7 @@ foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
   endif()
 endforeach()
 if(NOT SYNCBN_INSTALL_PACKAGE)
-  message(STATUS "Installs programs only: the CMake package needs fmt, spdlog, CLI11, yaml-cpp, "
+  message(STATUS "Installs programs only: the CMake package needs fmt, spdlog, yaml-cpp, "
                  "nlohmann-json, zlib and libdeflate to be installed, not fetched")
   install(
     TARGETS ${_libraries}

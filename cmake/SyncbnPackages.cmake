@@ -57,7 +57,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_NAME syncbn-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS
-    "syncbn (= ${PROJECT_VERSION}), libcli11-dev, libspdlog-dev, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, zlib1g-dev, libdeflate-dev, libjpeg-dev, libpng-dev")
+    "syncbn (= ${PROJECT_VERSION}), libspdlog-dev, libfmt-dev, libyaml-cpp-dev, nlohmann-json3-dev, zlib1g-dev, libdeflate-dev, libjpeg-dev, libpng-dev")
 set(CPACK_DEBIAN_DEV_DESCRIPTION
     "SyncBatchNorm, DDP and DistributedSampler for libtorch in C++\n Headers, libraries and the CMake package syncbn.")
 

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/config/command_line.h>
+#include <syncbn/config/help_lines.h>
 #include <syncbn/config/layers.h>
 
 #include <syncbn/base/error.h>
@@ -17,11 +18,14 @@ using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
 
-const std::vector<ProgramOption> kOptions = {{"config", "FILE", "the configuration"},
-                                             {"print_config", "", "print it"},
-                                             {"local_rank", "N", ""},
-                                             {"list", "[KIND]", "what there is"},
-                                             {"help", "", "this text"}};
+const std::vector<FieldInfo> kOptions = [] {
+  std::vector<FieldInfo> all = {option("config", "FILE"),  option("print_config", ""),
+                                option("local_rank", "N"), option("list", "[KIND]"),
+                                option("color", "WHEN"),   option("help", "", "-h")};
+  all[0].type = "list of text";
+  all[4].choices = {"auto", "always", "never"};
+  return all;
+}();
 
 std::vector<FieldInfo> car_fields() {
   std::vector<FieldInfo> fields;
@@ -85,7 +89,7 @@ TEST(CommandLineTest, TakesTheLastOfSeveralValues) {
   EXPECT_EQ(read_all({"--doors=3", "--doors=4"}).car.doors, 4);
   EXPECT_EQ(read_all({"doors=4", "--doors", "3"}).car.doors, 3);
   const Outcome outcome = read_all({"--config=a.yaml", "--config", "b.yaml"});
-  EXPECT_THAT(outcome.line.values("config"), ElementsAre("a.yaml", "b.yaml"));
+  EXPECT_THAT(outcome.line.program.at("config"), ElementsAre("a.yaml", "b.yaml"));
 }
 
 TEST(CommandLineTest, SetsKeysWithoutDashes) {
@@ -97,8 +101,7 @@ TEST(CommandLineTest, SetsKeysWithoutDashes) {
   EXPECT_THAT(read_all({"wheel.radus=1", "radius=1", "-x=1"}).faults,
               ElementsAre("unknown key 'wheel.radus'; did you mean 'wheel.radius'?",
                           "unknown key 'radius'; did you mean 'wheel.radius'?",
-                          "unexpected argument '-x=1'; options begin with '--', and keys are set "
-                          "by KEY=VALUE"));
+                          "unknown option '-x'; see --help"));
 }
 
 TEST(CommandLineTest, ReachesIntoLists) {
@@ -129,6 +132,10 @@ TEST(CommandLineTest, KeepsTheProgramsOwnOptionsApart) {
   EXPECT_TRUE(outcome.line.has("print_config"));
   EXPECT_FALSE(outcome.line.has("help"));
   EXPECT_TRUE(read_all({"-h"}).line.has("help"));
+  EXPECT_EQ(outcome.line.value("color"), std::nullopt);
+  EXPECT_FALSE(read_all({"--print_config=false"}).line.has("print_config"));
+  EXPECT_EQ(read_all({"--name", "-h"}).car.name, "-h");
+  EXPECT_EQ(read_all({"--name=--config=x"}).car.name, "--config=x");
 }
 
 TEST(CommandLineTest, SwitchesToAnotherTypeAndDropsTheFormersOptions) {
@@ -192,22 +199,28 @@ TEST(CommandLineTest, RefusesWhatIsNoOption) {
       ElementsAre("unexpected argument 'car.yaml'; to read this configuration, write "
                   "--config car.yaml",
                   "the option '--doors' needs a value", "the option '--name' needs a value"));
-  EXPECT_THAT(read_all({"--help=1"}).faults, ElementsAre("the option '--help' takes no value"));
+  EXPECT_THAT(read_all({"--config=", "--help=maybe", "--color=blue", "--doors=9"}).faults,
+              ElementsAre("the option '--config' needs a value",
+                          "--color: expected one of auto, always, never, got 'blue'",
+                          "--help: expected true or false, got 'maybe'",
+                          "--doors: must be at least 2, at most 5, got 9"));
 }
 
 TEST(CommandLineTest, SaysWhatAWordWasProbablyMeantFor) {
   EXPECT_THAT(read_all({"-doors", "3"}).faults,
-              ElementsAre("unexpected argument '-doors'; did you mean '--doors'?"));
+              ElementsAre("unknown option '-doors'; did you mean '--doors'?"));
   EXPECT_THAT(read_all({"doors", "3"}).faults,
               ElementsAre("unexpected argument 'doors'; did you mean '--doors'?"));
   EXPECT_THAT(read_all({"--wheel=3"}).faults,
               ElementsAre("unknown option '--wheel'; it is a section: set its keys, such as "
                           "'--wheel.radius'"));
-  EXPECT_THAT(read_all({"=3", "--=3"}).faults,
-              ElementsAre("unexpected argument '=3'; options begin with '--', and keys are set by "
-                          "KEY=VALUE",
-                          "unexpected argument '--=3'; options begin with '--', and keys are set "
-                          "by KEY=VALUE"));
+  EXPECT_THAT(read_all({"=3", "--=3"}).faults, ElementsAre("unexpected argument '=3'; see --help",
+                                                           "unknown option '--'; see --help"));
+  EXPECT_THAT(read_all({"config=a.yaml", "conifg=a.yaml", "wheel=3"}).faults,
+              ElementsAre("unknown key 'config'; did you mean '--config'?",
+                          "unknown key 'conifg'; did you mean '--config'?",
+                          "unknown key 'wheel'; it is a section: set its keys, such as "
+                          "'wheel.radius'"));
 }
 
 TEST(CommandLineTest, NamesTheOptionAsItWasWritten) {
@@ -270,21 +283,25 @@ TEST(CommandLineTest, TakesNegativeNumbersForValues) {
 }
 
 TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
-  const std::string help = help_text("usage: car", kOptions) + "\n" + keys_text(car_fields());
-  EXPECT_THAT(help, HasSubstr("usage: car\n\nOptions:\n  --config FILE"));
-  EXPECT_THAT(help, ::testing::Not(HasSubstr("--local_rank")));
+  const std::string help = option_lines(kOptions) + "\n" + keys_text(car_fields());
+  EXPECT_THAT(help, HasSubstr("\n  --list [KIND]\n"));
+  EXPECT_THAT(help, HasSubstr("\n  -h,--help\n"));
+  const std::string longest(25, 'x');
+  EXPECT_EQ(help_line(longest, "text"), "  " + longest + " text\n");
+  EXPECT_EQ(help_line(longest + "x", "text"),
+            "  " + longest + "x\n" + std::string(28, ' ') + "text\n");
   EXPECT_THAT(help, HasSubstr("\nKeys of the configuration:\n  --name text"));
   EXPECT_THAT(help, HasSubstr("\n  --wheel                   .radius, .bolts, .pressures\n"));
   EXPECT_THAT(help, HasSubstr("\n  --engine                  diesel, electric"));
   EXPECT_THAT(help, ::testing::Not(HasSubstr("from hub to rim")));
   EXPECT_THAT(help, ::testing::Not(::testing::ContainsRegex(" \n")));
-  size_t longest = 0;
+  size_t widest = 0;
   for (size_t begin = 0; begin < help.size();) {
     const size_t end = help.find('\n', begin);
-    longest = std::max(longest, end - begin);
+    widest = std::max(widest, end - begin);
     begin = end + 1;
   }
-  EXPECT_LE(longest, 100u);
+  EXPECT_LE(widest, 100u);
 }
 
 TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {

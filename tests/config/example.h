@@ -81,6 +81,19 @@ inline EngineKind::Registry& EngineKind::registry() {
   return registry;
 }
 
+/// An option of a program, whose last value counts.
+/// @param value_name "FILE"; "[KIND]": may be left out; empty: a switch
+inline FieldInfo option(const std::string& name, const std::string& value_name,
+                        const std::string& letter = "", unsigned tags = 0) {
+  FieldInfo one;
+  one.path = name;
+  one.type = value_name.empty() ? "true|false" : "text";
+  one.value_name = value_name;
+  one.letter = letter;
+  one.tags = tags;
+  return one;
+}
+
 /// Reads text into options and returns the faults.
 template <class T>
 std::vector<std::string> read(const std::string& text, T& out) {

@@ -347,7 +347,7 @@ TEST_F(BadRankTest, NamesAPatternOfAGroupThatMatchesNoParameterOnceForAllRanks) 
 
 TEST_F(BadInputTest, RefusesAnEmptyNameOfAConfiguration) {
   for (const Words& args : {Words{"--config="}, Words{"--config", ""}}) {
-    expect_one_message(run_train(args), base::kExitUsage, "--config names no file");
+    expect_one_message(run_train(args), base::kExitUsage, "the option '--config' needs a value");
   }
 }
 

@@ -259,7 +259,7 @@ TEST(RunDisplayProgramTest, WatchShowsARunToItsEnd) {
   expect_mistake(run_train({"watch"}), "watch: name the folder of a run first");
   expect_mistake(run_train({"watch", folder.path()}), "it has no log.jsonl");
   expect_mistake(run_train({"watch", folder / "run", "--color=blue"}),
-                 "expected auto, always or never, got 'blue'");
+                 "expected one of auto, always, never, got 'blue'");
   expect_mistake(run_train({"watch", folder / "run", "--dry_run"}), "--dry_run: only for train");
 }
 

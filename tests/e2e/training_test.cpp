@@ -512,7 +512,7 @@ TEST_F(TrainingEvaluationTest, EvaluatesACheckpoint) {
   EXPECT_THAT(by_default.out, HasSubstr("best.pt"));
   EXPECT_THAT(by_default.out, HasSubstr("\"samples\":1442"));
 
-  expect_mistake(eval({"--split=all"}), "--split: expected train, val or test, got 'all'");
+  expect_mistake(eval({"--split=all"}), "--split: expected one of train, val, test, got 'all'");
   expect_mistake(eval({"--split=val"}), "the data has no val split; choose --split train or test");
   expect_mistake(eval({"--run_dir", folder_ / "none"}),
                  "has no checkpoint; name a file with --resume");

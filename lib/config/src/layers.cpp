@@ -119,7 +119,8 @@ class FileLoader {
     chain_.push_back(file);
     Value own = load_(file);
     if (Value* const bases = own.kind == Value::Kind::kMap ? own.find(kBase) : nullptr) {
-      for (const Value& base : items_of(*bases)) load_base(base, config);
+      const bool is_list = bases->kind == Value::Kind::kList;
+      for (const Value& base : is_list ? bases->list : std::vector{*bases}) load_base(base, config);
       std::erase_if(own.members, [](const Value::Member& member) { return member.key == kBase; });
     }
     chain_.pop_back();
@@ -128,10 +129,6 @@ class FileLoader {
   }
 
  private:
-  static std::vector<Value> items_of(const Value& bases) {
-    return bases.kind == Value::Kind::kList ? bases.list : std::vector<Value>{bases};
-  }
-
   void load_base(const Value& base, Value& config) {
     const auto fail = [&](const std::string& what) {
       throw base::UserError(fmt::format("{}: base: {}{}", base.mark.str(), what, chain()));

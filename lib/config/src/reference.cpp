@@ -74,54 +74,45 @@ FieldGroup group_of(const FieldInfo& field) {
   return group;
 }
 
-/// Adds the fields of `one` to the group of its section and types, or as a new group.
-void add_to_groups(FieldGroup one, std::vector<FieldGroup>& groups) {
-  const auto group = std::ranges::find_if(groups, [&](const FieldGroup& other) {
+/// Adds the types or the fields of `one` to the group that is the same, or `one` as a new group.
+template <class Part, class Same>
+void add_to_groups(FieldGroup one, Part part, std::vector<FieldGroup>& groups, const Same& same) {
+  const auto group = std::ranges::find_if(groups, same);
+  if (group == groups.end()) return groups.push_back(std::move(one));
+  auto& into = (*group).*part;
+  into.insert(into.end(), (one.*part).begin(), (one.*part).end());
+}
+
+void add_fields(const FieldGroup& one, std::vector<FieldGroup>& groups) {
+  add_to_groups(one, &FieldGroup::fields, groups, [&one](const FieldGroup& other) {
     return other.section == one.section && other.types == one.types;
   });
-  if (group == groups.end()) {
-    groups.push_back(std::move(one));
-  } else {
-    group->fields.insert(group->fields.end(), one.fields.begin(), one.fields.end());
-  }
+}
+
+/// Makes one group of alternatives with the same fields.
+void add_types(const FieldGroup& one, std::vector<FieldGroup>& groups) {
+  add_to_groups(one, &FieldGroup::types, groups, [&one](const FieldGroup& other) {
+    return !one.types.empty() && !other.types.empty() && other.section == one.section &&
+           std::ranges::equal(other.fields, one.fields, is_alike);
+  });
 }
 
 }  // namespace
 
 std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
   std::vector<FieldGroup> groups(1);
-  for (const FieldInfo& field : fields) add_to_groups(group_of(field), groups);
+  for (const FieldInfo& field : fields) add_fields(group_of(field), groups);
   if (groups.front().fields.empty()) groups.erase(groups.begin());
   std::vector<FieldGroup> merged;
-  for (FieldGroup& group : groups) {
-    const auto same = std::ranges::find_if(merged, [&](const FieldGroup& other) {
-      return !group.types.empty() && !other.types.empty() && other.section == group.section &&
-             std::ranges::equal(other.fields, group.fields, is_alike);
-    });
-    if (same == merged.end()) {
-      merged.push_back(std::move(group));
-    } else {
-      same->types.insert(same->types.end(), group.types.begin(), group.types.end());
-    }
-  }
+  for (const FieldGroup& group : groups) add_types(group, merged);
   return merged;
 }
 
 std::vector<FieldGroup> group_fields_once(const std::vector<FieldInfo>& fields) {
   std::vector<FieldGroup> of_each;
-  for (const FieldInfo& field : fields) {
-    FieldGroup one = group_of(field);
-    const auto same = std::ranges::find_if(of_each, [&](const FieldGroup& other) {
-      return !one.types.empty() && is_alike(other.fields.front(), field);
-    });
-    if (same == of_each.end()) {
-      of_each.push_back(std::move(one));
-    } else {
-      same->types.push_back(one.types.front());
-    }
-  }
+  for (const FieldInfo& field : fields) add_types(group_of(field), of_each);
   std::vector<FieldGroup> groups;
-  for (FieldGroup& one : of_each) add_to_groups(std::move(one), groups);
+  for (const FieldGroup& one : of_each) add_fields(one, groups);
   std::ranges::stable_sort(groups, std::ranges::greater(), [](const FieldGroup& group) {
     return group.types.empty() ? std::string::npos : group.types.size();
   });

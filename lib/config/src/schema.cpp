@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <utility>
 
 #include "advised_keys.h"
@@ -24,6 +25,12 @@ bool has_word(const std::string& text, const std::string& word) {
     if (begins && (end == text.size() || !is_part_of_word(text[end]))) return true;
   }
   return false;
+}
+
+std::vector<Value> texts_of(const std::vector<std::string>& texts) {
+  std::vector<Value> values;
+  for (const std::string& text : texts) values.push_back(Value::of_text(text));
+  return values;
 }
 
 /// The place to report for a problem between several keys of a section: that of a key that the
@@ -77,11 +84,7 @@ void Rules::restrict_one(Value& schema) const {
   add("maximum", info_.max);
   add("exclusiveMaximum", below_);
   if (info_.choices.empty()) return;
-  std::vector<Value> choices;
-  for (const std::string& choice : info_.choices) {
-    choices.push_back(Value::of_text(choice));
-  }
-  schema.set("enum", detail::list_of(std::move(choices)));
+  schema.set("enum", detail::list_of(texts_of(info_.choices)));
 }
 
 bool Rules::holds(double number) const {
@@ -113,8 +116,24 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
   return false;
 }
 
-std::optional<std::string> nearest_key(const std::string& name,
-                                       const std::vector<FieldInfo>& fields) {
+std::optional<FieldInfo> find_key(const std::string& name, std::span<const FieldInfo> fields) {
+  for (const std::string& path : {name, name + ".type"}) {
+    const auto found = std::ranges::find(fields, path, &FieldInfo::path);
+    if (found != fields.end()) return *found;
+  }
+  for (FieldInfo field : fields) {
+    if (!field.is_list() || !name.starts_with(field.path + ".")) continue;
+    const std::string item = name.substr(field.path.size() + 1);
+    if (!base::parse_number<size_t>(item.substr(0, item.find('.')))) continue;
+    field.type =
+        item.find('.') == item.npos ? field.type.substr(std::strlen("list of ")) : "of an item";
+    field.path = name;
+    return field;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> nearest_key(const std::string& name, std::span<const FieldInfo> fields) {
   std::vector<std::string> paths;
   const size_t dot = name.rfind('.');
   const std::string section = dot == name.npos ? "" : name.substr(0, dot + 1);
@@ -171,7 +190,12 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
       if (known != nullptr && !written.empty() && written == known->former_default) continue;
       std::string tail = known != nullptr ? fmt::format("; {}", known->advice) : "";
       if (tail.empty() && hint && !faults.is_full()) tail = hint(member.key);
-      if (tail.empty() && !faults.is_full()) tail = did_you_mean(path, member.key);
+      if (tail.empty() && !faults.is_full()) {
+        std::vector<FieldInfo> fields;
+        info(path, fields);
+        if (const auto near = nearest_key(key, fields))
+          tail = fmt::format("; did you mean '{}'?", *near);
+      }
       faults.add(member.mark, fmt::format("unknown key '{}'{}", shortened(key), tail));
       good = false;
     } else if (member.value.is_unresolved) {
@@ -196,13 +220,6 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     }
   }
   return good;
-}
-
-std::string SchemaBase::did_you_mean(const std::string& path, const std::string& key) const {
-  std::vector<FieldInfo> fields;
-  info(path, fields);
-  const auto nearest = nearest_key(detail::at(path, key), fields);
-  return nearest ? fmt::format("; did you mean '{}'?", *nearest) : "";
 }
 
 Value SchemaBase::write(const void* in) const {
@@ -274,16 +291,10 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
   const std::string key = name.substr(begin, end - begin);
   Value reference = detail::map_of("$ref", Value::of_text("#/$defs/" + key));
   if (!definitions.emplace(key, Value()).second) return reference;
-  const auto texts = [&](const std::vector<std::string>& names) {
-    std::vector<Value> values;
-    values.reserve(names.size());
-    for (const std::string& one : names) values.push_back(Value::of_text(one));
-    return values;
-  };
   std::vector<Value> alternatives = {
-      detail::map_of("enum", detail::list_of(texts(registry.names())))};
+      detail::map_of("enum", detail::list_of(texts_of(registry.names())))};
   for (const auto& [entry, names] : registry.groups()) {
-    std::vector<Value> types = texts(names);
+    std::vector<Value> types = texts_of(names);
     Value section = entry->schema().json_schema(definitions);
     section.set("description", Value::of_text(entry->help));
     Value allowed = types.size() == 1 ? detail::map_of("const", types.front())

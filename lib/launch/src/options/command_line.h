@@ -1,38 +1,11 @@
 #pragma once
 
-#include <syncbn/config/field_info.h>
 #include <syncbn/config/value.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
-namespace CLI {
-class App;
-}
-
 namespace syncbn::launch {
-
-/// Reads true, 1, on, yes, or false, 0, off, no, in any case; empty for other text. As in torchrun,
-/// any number but 0 is true.
-std::optional<bool> read_flag(std::string text);
-
-/// Registers options with CLI11: names, groups, help, values that are allowed, and variables.
-void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields);
-
-/// A command line before CLI11 reads it.
-struct SplitLine {
-  std::vector<std::string> options;  ///< "--name=value" and "--name", in the order given
-  std::vector<std::string> emptied;  ///< "--name" of options that an empty value has reset
-  std::vector<std::string> program;  ///< the program's name and all that follows it
-};
-
-/// Does what CLI11 cannot: spells abbreviations, letters and dashes as the options' names, and
-/// finds the program.
-/// @param words without the launcher's own name.
-/// @throws base::UserError for unknown and ambiguous options, and for missing values.
-SplitLine split_line(const std::vector<config::FieldInfo>& fields,
-                     const std::vector<std::string>& words);
 
 /// The launcher's options on the command line and in the environment.
 class CommandLine {

@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/wrapped.h>
+#include <syncbn/config/help_lines.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <utility>
 
-#include "options/command_line.h"
 #include "options/option_table.h"
 
 namespace syncbn::launch {
@@ -68,37 +66,6 @@ std::string topic_of(const config::FieldInfo& option) {
   return word;
 }
 
-constexpr size_t kColumn = 28;  // where the help of an option begins
-
-// "  -r,--redirects STREAMS    Streams ... (default 0, environment PET_REDIRECTS)".
-std::string help_entry(const CLI::Option& option, size_t columns) {
-  std::string name = "  " + option.get_name(false, true);
-  if (!option.get_type_name().empty()) name += " " + option.get_type_name();
-  const std::string indent(kColumn, ' ');
-  name = name.size() < kColumn ? fmt::format("{:<{}}", name, kColumn) : name + "\n" + indent;
-
-  std::vector<std::string> notes;
-  if (!option.get_default_str().empty()) notes.push_back("default " + option.get_default_str());
-  if (!option.get_envname().empty()) notes.push_back("environment " + option.get_envname());
-  std::string help = option.get_description();
-  if (!notes.empty()) help += fmt::format(" ({})", base::join(notes, ", "));
-  return name + config::wrapped(help, kColumn, columns) + "\n";
-}
-
-/// The entries of these options, with a blank line and a heading before each group.
-std::string help_entries(const std::vector<config::FieldInfo>& options, size_t columns) {
-  CLI::App app;
-  add_options(app, options);
-  std::string text;
-  std::string group;
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->get_group() != group) text += fmt::format("\n{}:\n", option->get_group());
-    group = option->get_group();
-    text += help_entry(*option, columns);
-  }
-  return text;
-}
-
 /// The options that most jobs need, in a clause each, and where the others are.
 std::string most_used(size_t columns) {
   std::vector<config::FieldInfo> shown;
@@ -116,7 +83,7 @@ std::string most_used(size_t columns) {
     option.group = "The most used options";
     shown.push_back(std::move(option));
   }
-  std::string text = help_entries(shown, columns);
+  std::string text = config::option_lines(shown, columns);
   text += "\nThe others, with one of these words after --help:\n";
   text += fmt::format("  {:<10}{}\n", kAllOptions, "every option, with its variable, and examples");
   for (auto& [topic, names] : others) {
@@ -143,7 +110,7 @@ std::string help_text(std::string topic) {
     if (option.path == topic || topic_of(option) == topic) of_topic.push_back(option);
   }
   if (!of_topic.empty()) {
-    const std::string text = help_entries(of_topic, columns);
+    const std::string text = config::option_lines(of_topic, columns);
     const bool is_group = of_topic.front().path != topic;
     return text.substr(is_group ? 1 : text.find(":\n") + 2);
   }
@@ -151,7 +118,7 @@ std::string help_text(std::string topic) {
       fmt::format("{}\n\nUsage: {}\n", config::wrapped(kSummary, 0, columns), kUsage);
   if (topic != kAllOptions) return head + most_used(columns);
   std::string text =
-      fmt::format("{}{}\n{}\n\nExamples:\n", head, help_entries(option_fields(), columns),
+      fmt::format("{}{}\n{}\n\nExamples:\n", head, config::option_lines(option_fields(), columns),
                   config::wrapped(kNotes, 0, columns));
   for (const Example& example : kExamples) {
     text += fmt::format("  {}:\n    {}\n", config::wrapped(example.what, 2, columns - 1),

@@ -213,7 +213,9 @@ const std::vector<config::FieldInfo>& option_fields() {
     config::Schema<TypedOptions>::get().info("", fields);
     for (config::FieldInfo& field : fields) {
       if (field.is_switch() || field.type.ends_with("or null")) field.default_value.clear();
-      if (!field.choices.empty()) field.value_name = base::join(field.choices, "|");
+      if (field.choices.empty()) continue;
+      field.value_name = base::join(field.choices, "|");
+      field.range.clear();  // the name shows it
     }
     return fields;
   }();

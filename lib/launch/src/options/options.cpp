@@ -10,6 +10,7 @@
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/duration.h>
+#include <syncbn/config/options.h>
 
 #include <algorithm>
 #include <array>
@@ -246,7 +247,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     constexpr int kMaxMisses = 10'000;
     constexpr int kMaxMib = 1 << 20;
     const auto flag = [&] {
-      if (const auto read = read_flag(value)) return *read;
+      if (const auto read = config::read_flag(value)) return *read;
       throw base::UserError(
           fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
     };
@@ -321,7 +322,7 @@ void apply_scheduler(const CommandLine& line, LaunchOptions& options) {
 // Nobody shall lose the encryption of a former version unnoticed.
 void check_tls_variable() {
   const char* const tls = std::getenv("SYNCBN_TLS");
-  if (tls != nullptr && read_flag(tls).value_or(false)) throw_if_removed("tls");
+  if (tls != nullptr && config::read_flag(tls).value_or(false)) throw_if_removed("tls");
 }
 
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {

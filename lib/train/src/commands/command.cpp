@@ -148,12 +148,10 @@ const SingleCommand* find_single(const std::string& name) {
 }
 
 /// The split that `train eval` evaluates on.
-data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
-  const std::string wanted = line.value("split").value_or("test");
-  for (const auto split : {data::Split::kTrain, data::Split::kVal, data::Split::kTest}) {
-    if (to_string(split) == wanted) return split;
+data::Split split_of(const config::CommandLine& line) {
+  for (const auto split : {data::Split::kTrain, data::Split::kVal}) {
+    if (to_string(split) == line.value("split")) return split;
   }
-  faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
   return data::Split::kTest;
 }
 
@@ -260,7 +258,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
       return base::kExitOk;
     };
     line = parse_arguments(command, args, faults);
-    if (const auto colours = colours_of(line, faults)) base::set_log_colours(*colours);
+    if (const auto colours = colours_of(line)) base::set_log_colours(*colours);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
@@ -275,7 +273,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
     if (line.has("print_help_texts")) return print(help_texts());
     if (line.has("print_schema")) return print(config_json_schema());
     is_dry = line.has("dry_run");
-    const data::Split split = split_of(line, faults);
+    const data::Split split = split_of(line);
     resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
       return print(config::to_yaml(config::parse_yaml(resolved.text, ""), resolved.origins));

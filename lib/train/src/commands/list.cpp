@@ -4,7 +4,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/command_line.h>
-#include <syncbn/config/wrapped.h>
+#include <syncbn/config/help_lines.h>
 
 #include <vector>
 

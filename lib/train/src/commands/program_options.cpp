@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/wrapped.h>
+#include <syncbn/config/help_lines.h>
 #include <syncbn/train/command.h>
 
 #include <algorithm>
@@ -17,8 +17,6 @@
 
 namespace syncbn::train {
 namespace {
-
-constexpr size_t kHelpColumns = 80;
 
 struct CommandHelp {
   std::string name;
@@ -57,58 +55,80 @@ const std::array kCommands = {
 constexpr const char* kLauncherUsage =
     "syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...";
 
-/// An option, and the commands that take it; empty: all.
+/// An option, and the commands that take it.
 struct CommandOption {
-  config::ProgramOption option;
+  /// @param spelling "config FILE"; "list [KIND]": the value may be left out; "version": a switch
+  /// @param help empty: not listed in --help
+  /// @param commands empty: all
+  CommandOption(const std::string& spelling, const std::string& help,
+                std::vector<std::string> commands, std::vector<std::string> choices = {})
+      : commands(std::move(commands)) {
+    const size_t end = std::min(spelling.find(' '), spelling.size());
+    option.path = spelling.substr(0, end);
+    option.value_name = spelling.substr(std::min(end + 1, spelling.size()));
+    option.type = option.value_name.empty() ? "true|false" : "list of text";  // keeps all values
+    option.help = help;
+    option.choices = std::move(choices);
+    option.group = "Options";
+    option.letter = option.path == "help" ? "-h" : "";
+  }
+
+  config::FieldInfo option;
   std::vector<std::string> commands;
 };
 
 const std::vector<CommandOption>& all_options() {
   static const std::vector<CommandOption> options = {
-      {{"config", "FILE",
-        "the configuration, in YAML; of several, each is written over the former"},
+      {"config FILE",
+       "the configuration, in YAML; of several, each is written over the former",
        {kTraining, "check", "eval", "predict", "export", "sweep"}},
-      {{"print_config", "", "print all keys, where each value was written, and exit"},
+      {"print_config",
+       "print all keys, where each value was written, and exit",
        {kTraining, "eval", "predict"}},
-      {{"list", "[KIND]",
-        "print what there is to choose from, with its options, and exit: models, data, "
-        "transforms, losses, metrics, tasks, optimizers, schedules or samplers; without a kind, "
-        "the names of all"},
+      {"list [KIND]",
+       "print what there is to choose from, with its options, and exit: models, data, "
+       "transforms, losses, metrics, tasks, optimizers, schedules or samplers; without a kind, "
+       "the names of all",
        {kTraining}},
-      {{"print_reference", "", "print all keys as a Markdown document and exit"}, {kTraining}},
-      {{"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"}, {kTraining}},
-      {{"nproc_per_node", "N",
-        "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes also its "
-        "--nnodes, --node_rank, --master_addr and --master_port"},
+      {"print_reference", "print all keys as a Markdown document and exit", {kTraining}},
+      {"print_schema", "print all keys as a JSON Schema, for editors, and exit", {kTraining}},
+      {"nproc_per_node N",
+       "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes also its "
+       "--nnodes, --node_rank, --master_addr and --master_port",
        {kTraining, "eval", "predict", "sweep"}},
-      {{"dry_run", "", "take a few steps, tell what the run would cost, and exit"}, {kTraining}},
-      {{"split", "SPLIT", "the samples to evaluate on: train, val or test"}, {"eval"}},
-      {{"tables", "FOLDER", "the folder to write tables of the results to, such as confusion.csv"},
+      {"dry_run", "take a few steps, tell what the run would cost, and exit", {kTraining}},
+      {"split SPLIT",
+       "the samples to evaluate on: train, val or test",
+       {"eval"},
+       {"train", "val", "test"}},
+      {"tables FOLDER",
+       "the folder to write tables of the results to, such as confusion.csv",
        {"eval"}},
-      {{"format", "FORMAT",
-        "torch, safetensors, torchscript or onnx; default: by the ending of --output (.pth, "
-        ".safetensors, .pt or .onnx), and torchscript without one"},
+      {"format FORMAT",
+       "torch, safetensors, torchscript or onnx; default: by the ending of --output (.pth, "
+       ".safetensors, .pt or .onnx), and torchscript without one",
        {"export"}},
-      {{"output", "PATH",
-        "the file that export writes (in a folder, and beside the checkpoint if not given, "
-        "NAME.pth, .safetensors, .pt or .onnx), or the folder that predict writes to "
-        "(predictions)"},
+      {"output PATH",
+       "the file that export writes (in a folder, and beside the checkpoint if not given, "
+       "NAME.pth, .safetensors, .pt or .onnx), or the folder that predict writes to "
+       "(predictions)",
        {"export", "predict"}},
-      {{"ema", "", "take the moving average of the weights"}, {"export", "predict"}},
-      {{"steps", "N", "how many steps to record; without it 3"}, {"profile"}},
-      {{"html", "FILE", "write a page as well, with the curves over each other"}, {"compare"}},
-      {{"color", "WHEN",
-        "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
-        "never"},
-       {kTraining, "eval", "predict", "watch"}},
-      {{"help", "[NAME]",
-        "print this text, or explain a command, an option, a key or a section, and exit; keys: "
-        "list all keys"},
+      {"ema", "take the moving average of the weights", {"export", "predict"}},
+      {"steps N", "how many steps to record; without it 3", {"profile"}},
+      {"html FILE", "write a page as well, with the curves over each other", {"compare"}},
+      {"color WHEN",
+       "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
+       "never",
+       {kTraining, "eval", "predict", "watch"},
+       {"auto", "always", "never"}},
+      {"help [NAME]",
+       "print this text, or explain a command, an option, a key or a section, and exit; keys: "
+       "list all keys",
        {}},
-      {{"version", "", "print the version and exit"}, {kTraining}},
-      {{"print_help_texts", "", ""}, {kTraining}},
+      {"version", "print the version and exit", {kTraining}},
+      {"print_help_texts", "", {kTraining}},
       // torch.distributed.launch passes it. LOCAL_RANK has the same value.
-      {{"local_rank", "N", ""}, {}},
+      {"local_rank N", "", {}},
   };
   return options;
 }
@@ -127,16 +147,18 @@ std::string commands_text(const CommandOption& option) {
 }
 
 template <class Condition>
-std::vector<config::ProgramOption> options_where(const Condition& holds) {
-  std::vector<config::ProgramOption> options;
+std::vector<config::FieldInfo> options_where(const Condition& holds) {
+  std::vector<config::FieldInfo> options;
   for (const CommandOption& one : all_options()) {
     if (holds(one)) options.push_back(one.option);
   }
   return options;
 }
 
-std::vector<config::ProgramOption> options_of(const std::string& command) {
-  return options_where([&](const CommandOption& one) { return is_for(one, command); });
+/// The options in --help.
+std::string options_text(const std::string& command) {
+  return config::option_lines(options_where(
+      [&](const CommandOption& one) { return is_for(one, command) && !one.option.help.empty(); }));
 }
 
 /// Whether a name is a key or a section, including those of one type only.
@@ -224,11 +246,12 @@ std::string whole_help() {
   const std::string usage =
       fmt::format("usage: {}\n\n{}\n`train COMMAND --help` explains another command.",
                   base::join(lines, "\n       "), kCommands[0].summary);
-  return config::help_text(usage, options_of(kTraining)) +
+  return usage + "\n" + options_text(kTraining) +
          "\nKeys of the configuration (`train --help keys` lists them, `train --help NAME` "
          "explains "
          "one):\n  " +
-         config::wrapped(base::join({names.begin(), names.end()}, ", "), 2, kHelpColumns) + "\n";
+         config::wrapped(base::join({names.begin(), names.end()}, ", "), 2, config::kHelpColumns) +
+         "\n";
 }
 
 /// Help on a word that the command line takes for a key or for the launcher, but that is neither a
@@ -253,7 +276,8 @@ config::CommandLine parse_arguments(const std::string& command,
                                     const std::vector<std::string>& args, config::Faults& faults) {
   auto all = options_where([](const CommandOption& /*one*/) { return true; });
   // translate_imagenet_options() replaces them; here they are advice on a misspelt one.
-  for (const std::string& name : imagenet_names()) all.push_back({name, "", ""});
+  for (const std::string& name : imagenet_names())
+    all.push_back(CommandOption(name, "", {}).option);
   std::vector<std::string> words = args;
   const std::filesystem::path first = words.empty() ? "" : words.front();
   // The run's config.yaml may be missing: reading it names what to do.
@@ -286,21 +310,17 @@ config::CommandLine parse_arguments(const std::string& command,
     refuse_path(command, args.front(), faults);
   }
   for (const CommandOption& one : all_options()) {
-    if (!line.has(one.option.name) || is_for(one, command)) continue;
-    const bool is_e = one.option.name == "split" && is_evaluation(args);
-    faults.add({}, fmt::format("--{}: only for {}", is_e ? "evaluate" : one.option.name,
+    if (!line.has(one.option.path) || is_for(one, command)) continue;
+    const bool is_e = one.option.path == "split" && is_evaluation(args);
+    faults.add({}, fmt::format("--{}: only for {}", is_e ? "evaluate" : one.option.path,
                                commands_text(one)));
   }
   return line;
 }
 
-std::optional<bool> colours_of(const config::CommandLine& line, config::Faults& faults) {
+std::optional<bool> colours_of(const config::CommandLine& line) {
   const std::string when = line.value("color").value_or("auto");
-  if (when == "always" || when == "never") return when == "always";
-  if (when != "auto") {
-    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
-  }
-  return std::nullopt;
+  return when == "auto" ? std::nullopt : std::optional(when == "always");
 }
 
 std::string help_of(const std::vector<std::string>& args, const std::string& asked) {
@@ -311,16 +331,16 @@ std::string help_of(const std::vector<std::string>& args, const std::string& ask
       std::ranges::find(kCommands, topic.empty() ? args.front() : topic, &CommandHelp::name);
   std::vector<std::string> texts;  // `profile` is a command and a section, `ema` an option as well
   if (command != kCommands.end() && command->name != kTraining) {
-    texts.push_back(
-        config::help_text(fmt::format("usage: {}\n\n{}", command->usage, command->summary),
-                          options_of(command->name)));
+    texts.push_back(fmt::format("usage: {}\n\n{}\n{}", command->usage, command->summary,
+                                options_text(command->name)));
   } else if (topic.empty()) {
     return whole_help();
   }
   for (const CommandOption& one : all_options()) {
-    if (one.option.name != topic || one.option.help.empty()) continue;
+    if (one.option.path != topic || one.option.help.empty()) continue;
     const std::string commands = one.commands.empty() ? "all commands" : commands_text(one);
-    texts.push_back(config::help_text(fmt::format("--{}: for {}", topic, commands), {one.option}));
+    texts.push_back(fmt::format("--{}: for {}\n{}", topic, commands,
+                                config::option_lines(std::vector{one.option})));
   }
   if (is_key(topic)) texts.push_back(config::help_text(topic, config_fields()));
   if (texts.empty()) texts.push_back(help_of_alias(topic));

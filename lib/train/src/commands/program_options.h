@@ -21,7 +21,7 @@ config::CommandLine parse_arguments(const std::string& command,
                                     const std::vector<std::string>& args, config::Faults& faults);
 
 /// Whether --color asks for colours; nothing without it, or with `auto`.
-std::optional<bool> colours_of(const config::CommandLine& line, config::Faults& faults);
+std::optional<bool> colours_of(const config::CommandLine& line);
 
 /// The output of `train --print_help_texts` (apps/train/help_texts.h): the texts that need neither
 /// a configuration nor a plug-in.

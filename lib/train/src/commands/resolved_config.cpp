@@ -64,7 +64,8 @@ std::string name_of(const fs::path& file) {
 
 /// The files of --config; of a folder, the config.yaml in it.
 std::vector<std::string> files_of(const config::CommandLine& line) {
-  std::vector<std::string> files = line.values("config");
+  std::vector<std::string> files;
+  if (line.has("config")) files = line.program.at("config");
   for (std::string& file : files) {
     std::error_code ignored;
     if (fs::is_directory(file, ignored)) file = fs::path(file) / run_files::kConfig;
@@ -134,14 +135,11 @@ void load_plugins(const config::CommandLine& line) {
 
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults) {
   const std::vector<std::string> files = files_of(line);
-  if (files.empty() || std::ranges::count(files, "") > 0) {
+  if (files.empty()) {
     faults.throw_if_any();  // such as a --config without a value
-    faults.add(
-        {}, files.empty()
-                ? "no configuration is given; name a YAML file or a run's folder: --config FILE, "
-                  "runs/NAME (see --help)"
-                : "--config names no file; give it one: --config FILE (see --help)");
-    faults.throw_if_any();
+    throw base::UserError(
+        "no configuration is given; name a YAML file or a run's folder: --config FILE, runs/NAME "
+        "(see --help)");
   }
   ResolvedConfig resolved;
   resolved.name = name_of(files.back());

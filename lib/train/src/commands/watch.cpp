@@ -75,10 +75,9 @@ int watch(const std::vector<std::string>& args) {
   }
   config::Faults faults;
   const auto line = parse_arguments("watch", {args.begin() + 1, args.end()}, faults);
-  const auto wanted = colours_of(line, faults);
   faults.throw_if_any();
   const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
-  const bool colours = wanted.value_or(is_terminal && !base::env("NO_COLOR"));
+  const bool colours = colours_of(line).value_or(is_terminal && !base::env("NO_COLOR"));
   RunView view(args[0]);
   return is_terminal ? watch_on_terminal(view, colours) : watch_in_lines(view, colours);
 }

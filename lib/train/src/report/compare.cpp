@@ -5,7 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/wrapped.h>
+#include <syncbn/config/help_lines.h>
 #include <syncbn/config/yaml.h>
 #include <sys/ioctl.h>
 #include <unistd.h>

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,28 +11,13 @@
 
 namespace syncbn::config {
 
-/// An option of the program itself, not a key of its configuration.
-struct ProgramOption {
-  std::string name;        ///< "config"
-  std::string value_name;  ///< "FILE"; "[KIND]": optional; empty: a switch without a value
-  std::string help;        ///< empty: not listed in --help
-
-  bool has_optional_value() const { return value_name.starts_with('['); }
-};
-
 struct CommandLine {
-  struct Setting {
-    std::string name;
-    std::string value;
-  };
-  std::vector<Setting> program;  ///< program options in the order given
-  Value overrides;               ///< all keys, as a layer; marks name the options
+  std::map<std::string, std::vector<std::string>> program;  ///< values by option, in order
+  Value overrides;  ///< all keys, as a layer; marks name the options
 
-  bool has(const std::string& name) const { return value(name).has_value(); }
-  /// The last value given to a program option.
+  bool has(const std::string& name) const { return program.contains(name); }
+  /// The last value given to a program option; empty if it was left out.
   std::optional<std::string> value(const std::string& name) const;
-  /// All values given to a program option.
-  std::vector<std::string> values(const std::string& name) const;
 };
 
 /// Parses `args` (without the program's name): `--name value`, `--name=value` or `name=value`, with
@@ -41,16 +28,13 @@ struct CommandLine {
 /// @param before what the arguments before these have set
 /// @param typed for messages: the option that `args` stand for; empty: they are as typed
 CommandLine parse_command_line(const std::vector<std::string>& args,
-                               const std::vector<ProgramOption>& options,
-                               const std::vector<FieldInfo>& fields, Faults& faults,
+                               std::span<const FieldInfo> options,
+                               std::span<const FieldInfo> fields, Faults& faults,
                                CommandLine before = {}, const std::string& typed = "");
 
 /// The topic that `args` ask help for: "optimizer" for `--help optimizer`, "" for `--help` or `-h`
 /// alone, std::nullopt without these.
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
-
-/// The part of the text of `--help` about program options.
-std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options);
 
 /// The part of the text of `--help` about keys: those outside of sections, and the sections.
 std::string keys_text(const std::vector<FieldInfo>& fields);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,11 +34,17 @@ struct FieldInfo {
   /// Whether a command line may name the field without a value.
   bool is_switch() const { return type == "true|false"; }
   bool is_text() const { return type.starts_with("text"); }
+  bool is_list() const { return type.starts_with("list of "); }
+  /// Whether a command line names the field only with a value: one in brackets may be left out.
+  bool needs_value() const { return !is_switch() && !value_name.starts_with('['); }
 };
+
+/// The field that a command line sets by `name`: a key, a section by its type, or an item of a
+/// list.
+std::optional<FieldInfo> find_key(const std::string& name, std::span<const FieldInfo> fields);
 
 /// The key that `name` probably means: one that ends in `.name`, one that other programs call so,
 /// or one with a similar spelling.
-std::optional<std::string> nearest_key(const std::string& name,
-                                       const std::vector<FieldInfo>& fields);
+std::optional<std::string> nearest_key(const std::string& name, std::span<const FieldInfo> fields);
 
 }  // namespace syncbn::config

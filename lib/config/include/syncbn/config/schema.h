@@ -141,8 +141,6 @@ class SchemaBase {
   void add_check(Check check) { checks_.push_back(std::move(check)); }
 
  private:
-  std::string did_you_mean(const std::string& path, const std::string& key) const;
-
   struct Field {
     std::string name;
     detail::FieldType type;
