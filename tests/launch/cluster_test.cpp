@@ -88,18 +88,6 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
 // First more than a pipe holds but less than a launcher keeps; then more than both.
 constexpr const char* kTalkative = "yes | head -c 100000; touch talks$RANK; exec yes";
 
-// As in `syncbn-launch ... | less`.
-TEST(LaunchClusterTest, ASignalEndsEveryNodeWhileNobodyReadsTheirOutput) {
-  for (const size_t signalled : {0U, 1U}) {
-    Nodes nodes(2);
-    nodes.start_all(1, {}, shell(kTalkative));
-    ASSERT_TRUE(eventually([&] { return nodes.has("talks0") && nodes.has("talks1"); }));
-    nodes[signalled].send_signal(SIGTERM);
-    EXPECT_TRUE(nodes.end_promptly());
-    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143);
-  }
-}
-
 TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
   Nodes nodes(2);
   nodes.start(0, 1, {}, shell(kTalkative));

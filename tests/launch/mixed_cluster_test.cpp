@@ -98,6 +98,23 @@ TEST_F(MixedClusterTest, ATorchrunOfNode0ThatDiesEndsOurWorkers) {
   folder_.write("end", "");  // ends torchrun's worker, which torchrun leaves running
 }
 
+// Its agent answers neither `status` nor that a worker makes no progress.
+TEST_F(MixedClusterTest, BesideNode0OfTorchrunOurNodeAnswersForItsOwnWorkers) {
+  const auto torchruns = start(true, 2, 0, 1, wait_for_end());
+  const auto ours =
+      start(false, 2, 1, 1, {"--hang_timeout=10", kAgentWorker, "heartbeat", "31", "wait"});
+  std::string status;
+  EXPECT_TRUE(ours->wait_until([&] {
+    status = run_program({kLauncher, "status", std::to_string(ours->pid())}).out;
+    return status.find("sleeping") != std::string::npos;
+  }));
+  EXPECT_THAT(status, ::testing::ContainsRegex("    1 .* sleeping +31 "));
+  const auto result = ours->wait();
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: it made no progress (--hang_timeout)"));
+  folder_.write("end", "");
+}
+
 TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
   const auto ours = start(false, 2, 0, 1, {"true"});
   const auto torchruns = start(true, 2, 1, 1, wait_for_end());

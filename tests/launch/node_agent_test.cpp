@@ -22,7 +22,7 @@ constexpr int kAttempt = 1;
 constexpr int kFirstRank = 4;
 
 /// Of a row such as "node 2 workers", "node 1 elastic" or "node 1 quiet".
-LaunchOptions options_of(const std::string& row) {
+LaunchOptions agent_options(const std::string& row) {
   LaunchOptions options;
   options.shutdown_timeout = std::chrono::seconds(30);
   std::istringstream words(row);
@@ -37,7 +37,7 @@ LaunchOptions options_of(const std::string& row) {
 class Agent : public StateTable {
  public:
   explicit Agent(const std::string& row)
-      : options_(options_of(row)), agent_(options_, kAttempt, kFirstRank) {}
+      : options_(agent_options(row)), agent_(options_, kAttempt, kFirstRank) {}
 
   std::string state() const override {
     constexpr std::array kNames{"Running", "Finishing", "Failing", "Ending", "Killing", "Over"};
@@ -147,6 +147,10 @@ constexpr const char* kFailures = R"(
     // Who killed it from outside did not do so at a step.
     node 1 worker
     1    killed 0 15   => note | fail 143: rank 4 failed: killed by signal 15 (SIGTERM, Terminated)
+                       | signal 15 | signal 18
+    // A signal of the user's announces the end of the job's time to a worker that does not handle it.
+    node 1 worker
+    1    killed 0 10   => note | fail 138 for good at 0: rank 4 failed: killed by signal 10 (SIGUSR1, User defined signal 1)
                        | signal 15 | signal 18
     // Rank 0 may print a usage error that another worker has found first.
     node 2 workers

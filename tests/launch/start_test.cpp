@@ -58,18 +58,6 @@ TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing
   launcher.end_by(SIGKILL);
 }
 
-TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
-  TempFolder folder;
-  const auto result =
-      launch({"--nproc_per_node=30", "sh", "-c",
-              "touch up$RANK; [ $RANK = 1 ] && exit 5; exec sleep 1000"},
-             {.env = {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_MS", "100"}},
-              .cwd = folder.path()});
-  EXPECT_EQ(result.exit_code, 5);
-  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: exit code 5"));
-  EXPECT_FALSE(fs::exists(folder / "up29"));
-}
-
 // If both gave up, each would wait for the other to lead.
 TEST(LaunchStartTest, TwoLaunchersThatListenAtTheSameMomentTryAgain) {
   const auto command =

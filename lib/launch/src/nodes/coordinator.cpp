@@ -160,39 +160,35 @@ void Coordinator::check_torchruns_barrier() {
   carry_out_commands();
 }
 
-void Coordinator::send_to(int node, ToNode& message) {
-  if (node == LeaderCommand::kAll) return peers_.send_to_nodes(message);
-  const auto peer = peers_.nodes().find(node);
-  const Start* const start = std::get_if<Start>(&message);
-  if (peer != peers_.nodes().end()) {
-    send_to(*peer->second, message);
-  } else if (start != nullptr) {
-    torchrun_nodes_.assign(node, start->ranks);
-  }
-}
-
-void Coordinator::complete(Start& start) {
-  const bool begins = attempt_ != start.attempt;
+void Coordinator::prepare(Start& start) {
+  const bool begins = attempt_ != start.attempt;  // this is the first node of the attempt
   // In the first attempt the store has the keys of torchrun's nodes.
   if (begins && start.attempt > 0) store_.clear();
   if (begins && !shares_store()) port_ = hold_port(0);
   attempt_ = start.attempt;
-  start.master_addr = master_addr_;
   start.master_port = port_ ? port_->port() : master_port_;
-  start.job_id = job_id_;
   start.agent_store = shares_store();
 }
 
-void Coordinator::send_to(PeerLauncher& node, ToNode& message) {
+void Coordinator::send_to(int rank, ToNode& message) {
+  if (rank == LeaderCommand::kAll) return peers_.send_to_nodes(message);
+  const auto found = peers_.nodes().find(rank);
+  if (found == peers_.nodes().end()) {  // torchrun's
+    if (const auto* const start = std::get_if<Start>(&message)) {
+      torchrun_nodes_.assign(rank, start->ranks);
+    }
+    return;
+  }
+  PeerLauncher& node = *found->second;
   if (const auto* const refusal = std::get_if<Refuse>(&message)) {
     return node.refuse(refusal->exit_code, refusal->message);  // Peers::gone() names it
   }
   if (const auto* const record = std::get_if<Record>(&message)) {
-    if (!peers_.send_if_room(node, message)) left_out_[node.rank].push_back(record->record.rank);
+    if (!peers_.send_if_room(node, message)) left_out_[rank].push_back(record->record.rank);
     return;
   }
   if (auto* const all = std::get_if<AllRecords>(&message)) {
-    const std::vector<int> left_out = std::exchange(left_out_[node.rank], {});
+    const std::vector<int> left_out = std::exchange(left_out_[rank], {});
     if (!left_out.empty()) {
       all->missing.push_back({"all nodes", left_out, "node 0 cannot send so much at once"});
     }

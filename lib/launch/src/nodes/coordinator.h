@@ -40,10 +40,8 @@ class Coordinator : public LocalLink {
   void find_torchruns();
   void check_torchruns_barrier();
 
-  /// Prepares the store if this is the first node of an attempt.
-  void complete(Start& start) override;
+  void prepare(Start& start) override;
   void send_to(int node, ToNode& message) override;
-  void send_to(PeerLauncher& node, ToNode& message);
 
   /// Whether a client of the store may come from there: with a token, only from the hosts of
   /// launchers that know it.

@@ -11,10 +11,10 @@ namespace syncbn::launch {
 
 LocalLink::LocalLink(const LaunchOptions& options, const RunContext& context)
     : options_(options),
-      master_addr_(context.master_addr),
       master_port_(context.master_port),
-      job_id_(context.job_id),
-      leader_(options, job_id_, Clock::now()) {}
+      leader_(options, context.job_id, Clock::now()),
+      master_addr_(context.master_addr),
+      job_id_(context.job_id) {}
 
 LocalLink::LocalLink(const LaunchOptions& options, const RunContext& context, base::HeldPort port)
     : LocalLink(options, context) {
@@ -44,10 +44,14 @@ void LocalLink::send(const FromNode& message) {
 
 void LocalLink::carry_out_commands() {
   for (auto& [node, message] : leader_.take_commands()) {
-    try {
-      if (Start* const start = std::get_if<Start>(&message)) complete(*start);
-    } catch (const std::exception& error) {  // no port is free
-      return end(base::exit_code_of(error), error.what());
+    if (Start* const start = std::get_if<Start>(&message)) {
+      start->master_addr = master_addr_;
+      start->job_id = job_id_;
+      try {
+        prepare(*start);
+      } catch (const std::exception& error) {  // no port is free
+        return end(base::exit_code_of(error), error.what());
+      }
     }
     const bool is_here = node == own_ || node == LeaderCommand::kHere;
     if (!is_here) send_to(node, message);
@@ -60,12 +64,10 @@ void LocalLink::carry_out_commands() {
   }
 }
 
-void LocalLink::complete(Start& start) {
+void LocalLink::prepare(Start& start) {
   // A fresh port, so that no worker of the last attempt can reach the new store.
   if (start.attempt > 0 && options_.master_port.value_or(0) == 0) port_ = hold_port(0);
-  start.master_addr = master_addr_;
   start.master_port = port_->port();
-  start.job_id = job_id_;
   start.reason.clear();  // the failure that this launcher has just reported
 }
 

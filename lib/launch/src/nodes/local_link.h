@@ -31,19 +31,19 @@ class LocalLink : public NodeLink {
   /// Registers this node. @param host "": the only one
   void join(const std::string& host);
   void carry_out_commands();
-  /// Adds the address of the store.
-  virtual void complete(Start& start);
+  /// Prepares the store, and adds its port.
+  virtual void prepare(Start& start);
   /// Sends a message to another node, or to all.
   virtual void send_to(int /*node*/, ToNode& /*message*/) {}
 
   const LaunchOptions& options_;
-  const std::string master_addr_;
   const int master_port_;
-  const std::string job_id_;
   std::optional<base::HeldPort> port_;  ///< of rank 0's store in this attempt
   JobLeader leader_;
 
  private:
+  const std::string master_addr_;
+  const std::string job_id_;
   int own_ = 0;  ///< the rank of this node
 };
 

@@ -183,11 +183,12 @@ void TcpLink::handle_messages() {
       const auto known = message_in<ToNode>(*message);
       paused_ = std::holds_alternative<Pause>(known);
       handle_message(known);
-    } catch (const nlohmann::json::exception&) {
-      return end(base::kExitUnavailable,
-                 fmt::format("node 0 at {}:{} sent an invalid message; is that a syncbn-launch "
-                             "of this version?",
-                             options_.master_addr, port_));
+    } catch (const nlohmann::json::exception& error) {
+      return end(
+          base::kExitUnavailable,
+          fmt::format("node 0 at {}:{} sent an invalid message ({}); is that a syncbn-launch "
+                      "of this version?",
+                      options_.master_addr, port_, error.what()));
     }
   }
   if (!finish()) watch();

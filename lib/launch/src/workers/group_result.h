@@ -2,8 +2,6 @@
 
 #include <syncbn/base/unique_fd.h>
 
-#include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>

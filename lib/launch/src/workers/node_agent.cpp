@@ -14,7 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Kind = AgentCommand::Kind;
 
 // Grace period for helpers after a failure or a signal, and for daemons after success, because a
 // container kills them once the launcher ends. torch_shm_manager unlinks shared memory 2 s after

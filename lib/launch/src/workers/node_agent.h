@@ -103,7 +103,9 @@ class NodeAgent {
   const std::optional<size_t>& failed() const { return failed_; }
 
  private:
-  void add(AgentCommand::Kind kind, std::string text, int number = -1) {
+  using Kind = AgentCommand::Kind;
+
+  void add(Kind kind, std::string text, int number = -1) {
     commands_.push_back({kind, number, std::move(text)});
   }
   void worker_ended(size_t index);

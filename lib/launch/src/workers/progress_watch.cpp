@@ -1,5 +1,6 @@
 #include "workers/progress_watch.h"
 
+#include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/text.h>
 
@@ -29,13 +30,14 @@ constexpr std::chrono::seconds kNamePeriod{10};
 }  // namespace
 
 ProgressWatch::ProgressWatch(const LaunchOptions& options, Output& output, NodeLink& link,
-                             int attempt, std::vector<Worker>& workers)
+                             int attempt, std::vector<Worker>& workers, Clock::time_point now)
     : options_(options),
       output_(output),
       link_(link),
       attempt_(attempt),
       workers_(workers),
-      next_check_(started_ + kCheckPeriod) {}
+      started_(now),
+      next_check_(now + kCheckPeriod) {}
 
 void ProgressWatch::add_to(std::vector<pollfd>& polls) const {
   for (const Worker& worker : workers_) {
@@ -92,17 +94,17 @@ std::vector<WorkerState> ProgressWatch::states() {
   return all;
 }
 
-void ProgressWatch::check(bool judges) {
-  forgive_own_silence();  // this process may also be stopped between two lines of its loop
-  const auto now = Clock::now();
+std::vector<std::string> ProgressWatch::check(bool judges, Clock::time_point now) {
+  forgive_own_silence(now);  // this process may also be stopped between two lines of its loop
   next_check_ = now + kCheckPeriod;
   for (Worker& worker : workers_) {
     // Without counts, the process that made the calls has ended.
     worker.progress.update(worker.calls.counts().value_or(RankMemory::Counts{}), now);
   }
-  if (!judges) return;
-  warn_of_silence();
+  if (!judges) return {};
+  warn_of_silence(now);
   judge(now);
+  return std::exchange(lines_, {});
 }
 
 void ProgressWatch::judge(Clock::time_point now) {
@@ -128,15 +130,15 @@ void ProgressWatch::judge(Clock::time_point now) {
     if (timeout().count() == 0 || !is_near || std::exchange(warned_of_timeout_, true)) continue;
     const std::string limit_text = base::format_seconds(timeout());
     if (is_unknown) {
-      output_.announce(
-          "warning: rank {} has reported only one step; if a step may take longer than "
-          "--hang_timeout ({}), raise it to at least twice the longest step",
-          worker.process.rank, limit_text);
+      lines_.push_back(
+          fmt::format("warning: rank {} has reported only one step; if a step may take longer than "
+                      "--hang_timeout ({}), raise it to at least twice the longest step",
+                      worker.process.rank, limit_text));
     } else {
-      output_.announce(
+      lines_.push_back(fmt::format(
           "warning: a step of rank {} took {}, and --hang_timeout is {}: raise --hang_timeout to "
           "at least twice the longest step",
-          worker.process.rank, base::format_seconds(step), limit_text);
+          worker.process.rank, base::format_seconds(step), limit_text));
     }
   }
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
@@ -147,14 +149,13 @@ void ProgressWatch::judge(Clock::time_point now) {
 }
 
 // Often only rank 0 reports, so the other nodes do not warn.
-void ProgressWatch::warn_of_silence() {
-  if (timeout().count() == 0 || Clock::now() - started_ < timeout() || workers_[0].process.rank > 0)
-    return;
+void ProgressWatch::warn_of_silence(Clock::time_point now) {
+  if (timeout().count() == 0 || now - started_ < timeout() || workers_[0].process.rank > 0) return;
   const auto reports = [](const Worker& one) {
     return one.progress.reports() || one.calls.counts();
   };
   if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
-  output_.announce(
+  lines_.emplace_back(
       "warning: no worker has reported a step yet, so --hang_timeout sees nothing; docs/launch.md "
       "shows how a program reports its steps");
 }
@@ -164,8 +165,7 @@ void ProgressWatch::hang_was_named(bool stops_time) {
   if (stops_time) forgive_silence();
 }
 
-void ProgressWatch::forgive_own_silence() {
-  const auto now = Clock::now();
+void ProgressWatch::forgive_own_silence(Clock::time_point now) {
   if (now - next_check_ <= kCheckPeriod) return;
   for (Worker& worker : workers_) worker.progress.forgive(now - next_check_);
   next_check_ = now;

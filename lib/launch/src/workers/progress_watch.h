@@ -5,6 +5,7 @@
 #include <syncbn/launch/options.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/clock.h"
@@ -22,7 +23,7 @@ class ProgressWatch {
  public:
   /// What it refers to must outlive this object.
   ProgressWatch(const LaunchOptions& options, Output& output, NodeLink& link, int attempt,
-                std::vector<Worker>& workers);
+                std::vector<Worker>& workers, Clock::time_point now);
 
   /// Adds the channels of workers that have not reported yet. The others are read at due().
   void add_to(std::vector<pollfd>& polls) const;
@@ -37,20 +38,21 @@ class ProgressWatch {
 
   /// Whether to call check() now.
   bool is_due() const { return Clock::now() >= next_check_; }
+  /// Returns lines for the user.
   /// @param judges whether to look for workers that make no progress. The job's leader, which is
   ///   told of them, decides which one holds up the others.
-  void check(bool judges);
+  std::vector<std::string> check(bool judges, Clock::time_point now);
   /// A hang is named once, unless the timeout ends a worker.
   void hang_was_named(bool stops_time);
   /// If this process did not run, because it was stopped or the machine slept, the workers perhaps
   /// did not run either: that time does not count.
-  void forgive_own_silence();
+  void forgive_own_silence(Clock::time_point now);
   /// Begins to count anew.
   void forgive_silence();
 
  private:
   void judge(Clock::time_point now);
-  void warn_of_silence();
+  void warn_of_silence(Clock::time_point now);
   std::chrono::milliseconds timeout() const {
     return options_.hang_timeout.value_or(std::chrono::milliseconds(0));
   }
@@ -60,12 +62,13 @@ class ProgressWatch {
   NodeLink& link_;
   const int attempt_;
   std::vector<Worker>& workers_;
-  const Clock::time_point started_ = Clock::now();
+  const Clock::time_point started_;
   base::ProgressBar bar_;
   std::optional<Clock::time_point> next_records_;  ///< when to read them, after the first one
   Clock::time_point next_check_;
   Clock::time_point next_stall_report_;
   Clock::time_point next_naming_;
+  std::vector<std::string> lines_;  ///< for check()
   bool hang_was_named_ = false;
   bool warned_of_timeout_ = false;
   bool warned_of_silence_ = false;

@@ -36,8 +36,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunContext& context)
     : run_(run),
       context_(context),
       agent_(run_.options, context_.attempt, context_.ranks.base),
-      watch_(run_.options, run_.output, run_.link, context_.attempt, workers_),
-      started_(Clock::now()) {
+      watch_(run_.options, run_.output, run_.link, context_.attempt, workers_, started_) {
   start();
 }
 
@@ -264,18 +263,16 @@ OutputPipes::Sink WorkerGroup::sink(size_t index) {
 void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   keeper_->reap_orphans();
-  continue_keeper();
+  const pid_t keeper = keeper_->pid();
+  if (state_of_process(keeper) == 'T') {  // it does not report the ends of workers
+    run_.output.announce("the keeper process (pid {}) was stopped; continuing it", keeper);
+    ::kill(keeper, SIGCONT);
+  }
   // A worker may wait for our reader, which is no hang.
   if (run_.output.reader_waits()) watch_.forgive_silence();
-  watch_.check(agent_.expects_progress());
-}
-
-// A stopped keeper does not report the ends of workers.
-void WorkerGroup::continue_keeper() {
-  const pid_t keeper = keeper_->pid();
-  if (state_of_process(keeper) != 'T') return;
-  run_.output.announce("the keeper process (pid {}) was stopped; continuing it", keeper);
-  ::kill(keeper, SIGCONT);
+  for (const std::string& line : watch_.check(agent_.expects_progress(), Clock::now())) {
+    run_.output.announce("{}", line);
+  }
 }
 
 void WorkerGroup::show_threads(const WorkerProcess& worker) {

@@ -44,7 +44,7 @@ class WorkerGroup {
   /// Adds what to wait for before the next handle(), until the time that it returns.
   Clock::time_point add_to(std::vector<pollfd>& polls) const;
   /// Call it after each wait, before what the workers are asked for.
-  void forgive_own_silence() { watch_.forgive_own_silence(); }
+  void forgive_own_silence() { watch_.forgive_own_silence(Clock::now()); }
   /// @param polls those of add_to().
   void handle(std::span<const pollfd> polls);
   /// Passes on one of the NodeAgent's events.
@@ -74,7 +74,6 @@ class WorkerGroup {
   void handle_event(const KeeperEvent& event);
   OutputPipes::Sink sink(size_t worker);
   void check_progress();
-  void continue_keeper();
 
   void carry_out_commands();
   void carry_out(const AgentCommand& command);
@@ -92,9 +91,9 @@ class WorkerGroup {
   const OomWatch oom_;
   NodeAgent agent_;
   std::vector<Worker> workers_;
+  const Clock::time_point started_ = Clock::now();
   ProgressWatch watch_;
   std::unique_ptr<Keeper> keeper_;
-  Clock::time_point started_;
   FailureReport failure_;  ///< the first, if the agent knows of one
 };
 
