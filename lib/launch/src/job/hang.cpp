@@ -38,12 +38,6 @@ bool is_behind(const WorkerState& one, const WorkerState& other) {
                            other.reported_ns - one.reported_ns > kRecordPeriod);
 }
 
-// The worker with a debugger; null: none has one.
-const WorkerState* find_debugged(const std::vector<WorkerState>& workers) {
-  const auto found = std::ranges::find_if(workers, [](const auto& one) { return one.tracer != 0; });
-  return found == workers.end() ? nullptr : &*found;
-}
-
 struct Blocked {
   const WorkerState* waiting = nullptr;
   const WorkerState::Wait* wait = nullptr;
@@ -134,7 +128,7 @@ std::optional<Culprit> culprit_by_calls(const std::vector<WorkerState>& workers,
 }  // namespace
 
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, double min_wait) {
-  if (workers.empty() || find_debugged(workers) != nullptr) return std::nullopt;
+  if (workers.empty()) return std::nullopt;
   for (const WorkerState& one : workers) {
     if (one.process != "T") continue;
     return Culprit{one.rank,
@@ -173,12 +167,14 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, dou
 std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double seconds, bool ends) {
   const std::vector<WorkerState> workers = those_that_run(all);
   const std::string time = base::format_seconds(seconds);
-  if (const WorkerState* one = find_debugged(workers)) {
+  const auto debugged =
+      std::ranges::find_if(workers, [](const auto& one) { return one.tracer != 0; });
+  if (debugged != workers.end()) {
     if (!ends) return std::nullopt;
     return Hang{
         .text = fmt::format("no progress for {}, but a debugger (pid {}) is attached to {}: "
                             "--hang_timeout waits for it",
-                            time, one->tracer, one->name()),
+                            time, debugged->tracer, debugged->name()),
         .stops_time = true};
   }
   const auto culprit = find_culprit(workers, seconds / 2);

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -54,11 +55,6 @@ std::set<pid_t> launchers() {
   return pids;
 }
 
-struct Asked {
-  pid_t pid;
-  base::Channel channel;
-};
-
 // Any user can take an abstract address: asks only launchers of this user, or all if run by root.
 base::UniqueFd connect_to(std::string_view question, pid_t pid) {
   base::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -70,18 +66,16 @@ base::UniqueFd connect_to(std::string_view question, pid_t pid) {
 }
 
 // Asks all at once, so that a stopped launcher does not use up the time of the others.
-std::vector<Asked> ask(std::string_view question, const std::set<pid_t>& pids) {
-  std::vector<Asked> all;
+std::map<pid_t, base::Channel> ask(std::string_view question, const std::set<pid_t>& pids) {
+  std::map<pid_t, base::Channel> all;
   for (const pid_t pid : pids) {
-    if (base::UniqueFd fd = connect_to(question, pid)) {
-      all.push_back({pid, base::Channel(std::move(fd))});
-    }
+    if (base::UniqueFd fd = connect_to(question, pid)) all.emplace(pid, std::move(fd));
   }
   const auto deadline = Clock::now() + kPatience;
   while (Clock::now() < deadline) {
     std::vector<pollfd> polls;
-    for (const Asked& one : all) {
-      if (!one.channel.has_ended()) polls.push_back({one.channel.fd(), POLLIN, 0});
+    for (const auto& [pid, channel] : all) {
+      if (!channel.has_ended()) polls.push_back({channel.fd(), POLLIN, 0});
     }
     if (polls.empty()) break;
     ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
@@ -201,7 +195,7 @@ std::string no_answer_from(pid_t launcher) {
 std::optional<std::string> ask_for_records(pid_t launcher) {
   const auto answers = ask(StatusServer::kRecords, {launcher});
   if (answers.empty()) return "";  // a launcher of one node
-  const base::Channel& answer = answers[0].channel;
+  const base::Channel& answer = answers.begin()->second;
   if (!answer.has_ended()) return std::nullopt;
   return std::string(answer.input());
 }

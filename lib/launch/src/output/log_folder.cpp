@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -116,24 +118,20 @@ void LogFolder::remove_oldest_kept() const {
   const fs::path form = template_;
   const std::string name = form.filename();
   const std::string prefix = name.substr(0, name.find("XXXXXX"));
-  struct Kept {
-    fs::file_time_type written;
-    fs::path path;
-  };
-  std::vector<Kept> all;
+  std::multimap<fs::file_time_type, fs::path, std::greater<>> all;  // the latest first
   std::error_code ignored;
   for (const fs::path& entry : entries_of(form.parent_path())) {
     const std::string other = entry.filename();
     if (other.size() != name.size() || !other.starts_with(prefix)) continue;
     const auto written = fs::last_write_time(entry, ignored);
-    if (lock_folder(entry, LOCK_EX | LOCK_NB)) all.push_back({written, entry});
+    if (lock_folder(entry, LOCK_EX | LOCK_NB)) all.emplace(written, entry);
   }
-  std::ranges::sort(all, std::ranges::greater(), &Kept::written);
   uintmax_t bytes = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    bytes += bytes_in(all[i].path);
-    if (i + 1 < kMaxKept && bytes <= kMaxKeptBytes) continue;
-    if (lock_folder(all[i].path, LOCK_EX | LOCK_NB)) fs::remove_all(all[i].path, ignored);
+  size_t count = 1;
+  for (const auto& [written, path] : all) {
+    bytes += bytes_in(path);
+    if (++count <= kMaxKept && bytes <= kMaxKeptBytes) continue;
+    if (lock_folder(path, LOCK_EX | LOCK_NB)) fs::remove_all(path, ignored);
   }
 }
 
