@@ -97,7 +97,7 @@ TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   send_to(
       job.stranger,
       R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
-      R"("rank":1,"status":1280,"step":null,"what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
+      R"("rank":1,"status":1280,"step":-1,"what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
       "\n"
       R"({"type":"ended","attempt":0})"
       "\n");
