@@ -385,7 +385,7 @@ QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
 TOKEN_GREETING = b"syncbn-agent 5 token " + b"0" * 64 + b"\n"
 LAUNCHERS_MESSAGES = [b"syncbn-agent 5\n", *(json.dumps(one).encode() + b"\n" for one in (
     {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default", "host": "x",
-     "max_restarts": 0, "is_check": False, "what": "", "exit_code": 0, "addresses": []},
+     "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []},
     {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "rank": 1, "status": 256, "what": "x",
      "step": 3},
     {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"}, {"type": "alive"},

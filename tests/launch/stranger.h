@@ -20,7 +20,7 @@ inline constexpr const char* kAgentGreeting = "syncbn-agent 5\n";
 inline std::string hello(const std::string& host, const std::string& node = "1",
                          const std::string& nproc = "1") {
   return fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
-                     R"("nproc":{},"role":"default","host":"{}","max_restarts":0,"is_check":false,)"
+                     R"("nproc":{},"role":"default","host":"{}","max_restarts":0,)"
                      R"("exit_code":0,"what":"","addresses":[]}})"
                      "\n",
                      node, nproc, host);

@@ -78,7 +78,7 @@ void Coordinator::receive(PeerLauncher& node, const FromNode& message) {
 
 void Coordinator::greet(PeerLauncher& node, const Hello& hello) {
   const JobLeader::State state = leader_.state();
-  if (options_.is_check && !hello.is_check && state == JobLeader::State::kFinished) {
+  if (options_.is_check && hello.job != options_.run_id && state == JobLeader::State::kFinished) {
     node.channel.fail(ECONNRESET);  // it comes for the job, which will listen here after this check
     return;
   }
@@ -117,9 +117,7 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return differs(fmt::format("with --max_restarts={}", hello.max_restarts),
                    fmt::format("with --max_restarts={}", options_.max_restarts));
   }
-  if (hello.is_check == options_.is_check) return "";
-  return hello.is_check ? differs("with --preflight", "without it")
-                        : differs("without --preflight", "with it");
+  return "";
 }
 
 void Coordinator::find_torchruns() {
