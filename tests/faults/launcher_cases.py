@@ -382,10 +382,10 @@ QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
     (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,), (8, b"/a"),
     (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"), (16, b"/q"),
     (17,), (18, b"/bar", 4)))]
-TOKEN_GREETING = b"syncbn-agent 5 token " + b"0" * 64 + b"\n"
-LAUNCHERS_MESSAGES = [b"syncbn-agent 5\n", *(json.dumps(one).encode() + b"\n" for one in (
+TOKEN_GREETING = b"syncbn-agent 6 token " + b"0" * 64 + b"\n"
+LAUNCHERS_MESSAGES = [b"syncbn-agent 6\n", *(json.dumps(one).encode() + b"\n" for one in (
     {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default", "host": "x",
-     "max_restarts": 0, "is_check": False, "what": "", "exit_code": 0, "addresses": []},
+     "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []},
     {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "rank": 1, "status": 256, "what": "x",
      "step": 3},
     {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"}, {"type": "alive"},

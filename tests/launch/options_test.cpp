@@ -445,6 +445,8 @@ TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {
   EXPECT_EQ(parse("--nnodes=4 prog").node_rank, 2);
   EXPECT_THAT(error_of("--nnodes=3 prog"), HasSubstr("--nnodes=3 needs --node_rank"));
   EXPECT_EQ(parse("--master_addr=x --master_port=5 prog").master_port, 5);
+  const Environment several(std::map<std::string, std::string>{{"SLURM_STEP_NUM_TASKS", "16"}});
+  EXPECT_THAT(error_of("prog"), HasSubstr("srun --ntasks-per-node=1"));
 }
 
 // `srun … & srun … & wait`: steps on the same nodes at the same time.
@@ -467,14 +469,6 @@ TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
 TEST(LaunchSchedulerTest, ABatchScriptOfSlurmIsOneNode) {
   const Environment slurm({{"SLURM_NNODES", "4"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "1"}});
   EXPECT_EQ(parse("prog").nnodes.max, 1);
-}
-
-TEST(LaunchSchedulerTest, RefusesSeveralLaunchersOnANode) {
-  const Environment slurm({{"SLURM_STEP_NUM_NODES", "2"},
-                           {"SLURM_STEP_NUM_TASKS", "16"},
-                           {"SLURM_NODEID", "0"},
-                           {"SLURM_STEP_NODELIST", "a,b"}});
-  EXPECT_THAT(error_of("prog"), HasSubstr("srun --ntasks-per-node=1"));
 }
 
 TEST(LaunchSchedulerTest, OpenMpiSaysNoMaster) {

@@ -229,7 +229,7 @@ TEST_F(SshTest, TheHeadMakesAToken) {
   const auto result =
       run(on_two({"bash", "-c",
                   "[ $RANK = 0 ] || exit 0; exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; "
-                  "echo syncbn-agent 5 >&3; grep -m1 token <&3"}));
+                  "echo syncbn-agent 6 >&3; grep -m1 token <&3"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("it has no token, and this job needs one"));
 }

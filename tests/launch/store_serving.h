@@ -148,7 +148,7 @@ using Keys = std::vector<std::string>;
 template <class... Fields>
 std::string bytes(const Fields&... fields) {
   std::string all;
-  (store::put(all, fields), ...);
+  (store::put_field(all, fields), ...);
   return all;
 }
 

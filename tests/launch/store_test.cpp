@@ -113,6 +113,7 @@ TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
   ServingStore store;
   StoreClient client = store.client();
   client.start_wait("a", soon());
+  store.client().add("n", 1, soon());  // answered after the server has read the wait
   store.run([](StoreServer& server) { server.clear(); });
   pollfd ready{client.fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&ready, 1, -1), 1);

@@ -13,14 +13,14 @@
 namespace syncbn::test {
 
 /// The line with which launchers begin.
-inline constexpr const char* kAgentGreeting = "syncbn-agent 5\n";
+inline constexpr const char* kAgentGreeting = "syncbn-agent 6\n";
 
 /// A launcher's message after its greeting. The values are JSON, except for the host, which is the
 /// inner part of a JSON string.
 inline std::string hello(const std::string& host, const std::string& node = "1",
                          const std::string& nproc = "1") {
   return fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
-                     R"("nproc":{},"role":"default","host":"{}","max_restarts":0,"is_check":false,)"
+                     R"("nproc":{},"role":"default","host":"{}","max_restarts":0,)"
                      R"("exit_code":0,"what":"","addresses":[]}})"
                      "\n",
                      node, nproc, host);

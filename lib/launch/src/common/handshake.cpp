@@ -48,7 +48,7 @@ std::string read_file(const std::string& path) {
 
 Handshake::Handshake(Side side, std::string token)
     : base::Handshake(side,
-                      {.greeting = "syncbn-agent 5",
+                      {.greeting = "syncbn-agent 6",
                        .client = "launcher",
                        .server = "node 0",
                        .secret = "token",

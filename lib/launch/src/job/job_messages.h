@@ -77,14 +77,13 @@ struct Hello {
   std::string role = {};
   ShownText host = {};
   int max_restarts = 0;
-  bool is_check = false;  ///< of --preflight, ahead of the job
-  int exit_code = 0;      ///< not 0: this launcher cannot start its workers, and ends the job
-  ShownText what = {};    ///< why
+  int exit_code = 0;    ///< not 0: this launcher cannot start its workers, and ends the job
+  ShownText what = {};  ///< why
   /// The host's addresses, if the job has a token: node 0 accepts clients of the store from these.
   std::vector<std::string> addresses = {};
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, job, node, nodes, nproc, role, host, max_restarts,
-                                   is_check, exit_code, what, addresses)
+                                   exit_code, what, addresses)
 
 /// The first failure among the node's workers.
 struct Failed : JobFailure {};

@@ -91,7 +91,7 @@ void Coordinator::receive(PeerLauncher& node, const FromNode& message) {
 
 void Coordinator::greet(PeerLauncher& node, const Hello& hello) {
   const JobLeader::State state = leader_.state();
-  if (options_.is_check && !hello.is_check && state == JobLeader::State::kFinished) {
+  if (options_.is_check && hello.job != options_.run_id && state == JobLeader::State::kFinished) {
     node.channel.fail(ECONNRESET);  // it comes for the job, which will listen here after this check
     return;
   }
@@ -120,10 +120,6 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
   const auto differs = [&hello](const std::string& theirs, const std::string& ours) {
     return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
   };
-  if (hello.is_check != options_.is_check) {
-    return hello.is_check ? differs("with --preflight", "without it")
-                          : differs("without --preflight", "with it");
-  }
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);

@@ -144,7 +144,6 @@ void TcpLink::send_hello() {
              .role = options_.role,
              .host = own_name(options_),
              .max_restarts = options_.max_restarts,
-             .is_check = options_.is_check,
              .exit_code = no_start_ ? no_start_->exit_code : 0,
              .what = no_start_ ? no_start_->message : "",
              .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()});

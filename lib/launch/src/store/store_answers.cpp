@@ -8,7 +8,7 @@
 
 namespace syncbn::launch {
 
-using store::put;
+using store::put_field;
 using store::Query;
 using store::QueryReader;
 
@@ -25,18 +25,18 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
       return true;
     case Query::kCompareSet: {
       const std::string expected = in.string();
-      put(out, compare_set(key, expected, in.string()));
+      put_field(out, compare_set(key, expected, in.string()));
       return true;
     }
     case Query::kGet:
       return put_values(out, {key});
     case Query::kAdd: {
       const auto result = add(key, in.integer<int64_t>());
-      if (result) put(out, *result);
+      if (result) put_field(out, *result);
       return result.has_value();
     }
     case Query::kDeleteKey:
-      put(out, erase(key));
+      put_field(out, erase(key));
       return true;
     case Query::kAppend:
       append(key, in.string());
@@ -48,24 +48,24 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
       pop(out, key);
       return true;
     case Query::kQueueLen:
-      put(out, queue_length(key));
+      put_field(out, queue_length(key));
       return true;
     case Query::kBarrier:
       return enter_barrier(client, key, in.integer<int64_t>(), out);
     case Query::kPing:
-      put(out, in.integer<uint32_t>());
+      put_field(out, in.integer<uint32_t>());
       return true;
     case Query::kCheck: {
       const bool all =
           std::ranges::all_of(in.strings(), [this](const auto& one) { return has(one); });
-      put(out, all ? store::kReady : store::kNotReady);
+      put_field(out, all ? store::kReady : store::kNotReady);
       return true;
     }
     case Query::kWait:
       return start_wait(client, in.strings(), out);
     case Query::kCancelWait:
       remove(client);
-      put(out, store::kWaitCanceled);
+      put_field(out, store::kWaitCanceled);
       return true;
     case Query::kMultiGet:
       return put_values(out, in.strings());
@@ -76,11 +76,11 @@ bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& 
       }
       return true;
     case Query::kGetNumKeys:
-      put(out, values_.size());
+      put_field(out, values_.size());
       return true;
     case Query::kListKeys:
-      put(out, values_.size());
-      for (const auto& one : values_) put(out, one.first);
+      put_field(out, values_.size());
+      for (const auto& one : values_) put_field(out, one.first);
       return true;
     case Query::kValidate:
       break;
@@ -164,7 +164,7 @@ bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& 
     const std::string* const found = find(key);
     const std::string_view value = found == nullptr ? "" : std::string_view(*found);
     if (out.size() - before + value.size() > max_answer_) return false;
-    put(out, value);
+    put_field(out, value);
   }
   return true;
 }
@@ -176,10 +176,10 @@ void StoreAnswers::push(const std::string& key, std::string value) {
 }
 
 void StoreAnswers::pop(std::string& out, const std::string& key) {
-  put(out, queue_length(key));
+  put_field(out, queue_length(key));
   const auto found = queues_.find(key);
   if (found == queues_.end()) return;
-  put(out, found->second.front());
+  put_field(out, found->second.front());
   bytes_ -= key.size() + found->second.front().size() + kEntryBytes;
   found->second.pop_front();
   if (found->second.empty()) queues_.erase(found);
@@ -196,7 +196,7 @@ bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_
     return true;
   }
   wake(key);
-  put(out, store::kStopWaiting);
+  put_field(out, store::kStopWaiting);
   return true;
 }
 
@@ -208,7 +208,7 @@ bool StoreAnswers::start_wait(uint64_t client, const std::vector<std::string>& k
   std::ranges::copy_if(keys, std::back_inserter(missing),
                        [this](const std::string& key) { return !has(key); });
   if (missing.empty()) {
-    put(out, store::kStopWaiting);
+    put_field(out, store::kStopWaiting);
   } else {
     wait(client, missing);
   }

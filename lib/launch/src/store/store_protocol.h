@@ -62,24 +62,24 @@ inline std::string wire_key(std::string_view key) {
 }
 
 template <std::integral Integer>
-void put(std::string& out, Integer value) {
+void put_field(std::string& out, Integer value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
-inline void put(std::string& out, std::string_view text) {
-  put<uint64_t>(out, text.size());
+inline void put_field(std::string& out, std::string_view text) {
+  put_field<uint64_t>(out, text.size());
   out.append(text);
 }
 /// Their number, then each.
-inline void put(std::string& out, const std::vector<std::string>& texts) {
-  put<uint64_t>(out, texts.size());
-  for (const std::string& text : texts) put(out, std::string_view(text));
+inline void put_field(std::string& out, const std::vector<std::string>& texts) {
+  put_field<uint64_t>(out, texts.size());
+  for (const std::string& text : texts) put_field(out, std::string_view(text));
 }
 
 /// @param fields integers have the sizes that Query says.
 template <class... Fields>
 std::string make_query(Query query, const Fields&... fields) {
   std::string bytes(1, static_cast<char>(query));
-  (put(bytes, fields), ...);
+  (put_field(bytes, fields), ...);
   return bytes;
 }
 
