@@ -106,7 +106,7 @@ class Agent : public StateTable {
     } else if (kind == kFail) {
       const JobFailure& why = *agent_.cause();
       words += fmt::format(" {}{}", why.exit_code, why.may_restart ? "" : " for good");
-      if (why.step.step) words += fmt::format(" at {}", *why.step.step);
+      if (why.step >= 0) words += fmt::format(" at {}", why.step);
       words += ": " + why.what;
     } else if (!text.empty()) {
       words += ": " + text;

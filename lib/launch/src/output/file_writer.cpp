@@ -23,25 +23,6 @@
 #include <vector>
 
 namespace syncbn::launch {
-namespace {
-
-struct Item {
-  std::string file;
-  FileWriter::Write write;
-  FileWriter::OnError on_error;
-  size_t bytes = 0;
-  std::string what = {};  ///< why it has failed; "": it has not
-
-  void run() {
-    try {
-      write();
-    } catch (const std::exception& error) {
-      what = error.what();
-    }
-  }
-};
-
-}  // namespace
 
 base::UniqueFd open_to_append(const std::filesystem::path& path, const std::string& what) {
   // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
@@ -53,6 +34,22 @@ base::UniqueFd open_to_append(const std::filesystem::path& path, const std::stri
 }
 
 struct FileWriter::Queue {
+  struct Item {
+    std::string file;
+    FileWriter::Write write;
+    FileWriter::OnError on_error;
+    size_t bytes = 0;
+    std::string what = {};  ///< why it has failed; "": it has not
+
+    void run() {
+      try {
+        write();
+      } catch (const std::exception& error) {
+        what = error.what();
+      }
+    }
+  };
+
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;  ///< the thread is writing the first one
@@ -86,8 +83,8 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::add(std::string file, Write write, OnError on_error, size_t bytes) {
-  bytes += sizeof(Item);
-  Item item{std::move(file), std::move(write), std::move(on_error), bytes};
+  bytes += sizeof(Queue::Item);
+  Queue::Item item{std::move(file), std::move(write), std::move(on_error), bytes};
   try {
     if (!queue_) {
       const auto queue = std::make_shared<Queue>();
@@ -134,9 +131,9 @@ void FileWriter::handle() {
   eventfd_t ignored = 0;
   ::eventfd_read(queue_->has_room.get(), &ignored);
   std::unique_lock lock(queue_->mutex);
-  const std::vector<Item> failed = std::exchange(queue_->failed, {});
+  const std::vector<Queue::Item> failed = std::exchange(queue_->failed, {});
   lock.unlock();
-  for (const Item& one : failed) one.on_error(one.what);
+  for (const Queue::Item& one : failed) one.on_error(one.what);
 }
 
 bool FileWriter::wait(std::chrono::milliseconds patience) {
@@ -165,7 +162,7 @@ void FileWriter::finish(std::chrono::milliseconds patience) {
   queue->abandoned = true;
   queue_.reset();  // the next write gets another thread
   const std::string& stuck = queue->items.front().file;
-  for (const Item& item : queue->items) {
+  for (const Queue::Item& item : queue->items) {
     item.on_error(fmt::format("cannot write {}: no answer {}within {}", item.file,
                               item.file == stuck ? "" : fmt::format("for {} ", stuck),
                               base::format_seconds(patience)));
