@@ -59,6 +59,7 @@ TEST(SplitLineTest, SpellsOptionsInFullAndFindsTheProgram) {
            {{"--log_dir=a", "--log_dir=", "--nodes=1", "-"}, {"--nodes=1"}, {"-"}},
            {{"--log_dir=", "--log_dir", "b"}, {"--log_dir=b"}, {}},
            {{"--list", "--list", "a"}, {"--list", "", "--list=a"}, {}},
+           {{"--nodes", "--module", "prog"}, {"--nodes=--module"}, {"prog"}},
            {{"--node=4"}, {"--node_rank=4"}, {}}}) {  // kFirst's, not --nodes
     Faults faults;
     const SplitLine line = split(words, faults);
@@ -76,7 +77,6 @@ TEST(SplitLineTest, NamesTheFirstMistakeBeforeAProgram) {
            {{"-mx"}, "unknown option '-mx'; see all --help"},
            {{"--log=2"}, "the option '--log' is ambiguous: --log_dir, --log_level"},
            {{"--nodes"}, "the option '--nodes' needs a value"},
-           {{"--nodes", "--module"}, "the option '--nodes' needs a value"},
            {{"--nodes=", "prog"}, "the option '--nodes' needs a value"},
            {{"--log_dir"}, "the option '--log_dir' needs a value"},
            {{"--module={}", "prog"}, "--module: expected true or false, got '{}'"}}) {

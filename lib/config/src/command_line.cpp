@@ -55,7 +55,7 @@ LineRules rules_of(std::span<const FieldInfo> options, std::span<const FieldInfo
     if (const AdvisedKey* const known = advised_key(name)) return std::string(known->advice);
     const bool is_option = typed.starts_with('-');
     if (!is_option && (typed.ends_with(".yaml") || typed.ends_with(".yml"))) {
-      return fmt::format("to read this configuration, write --config {}", typed);
+      return fmt::format("to read this configuration, write --config {}", shortened(typed));
     }
     const auto in_section = std::ranges::find_if(
         fields, [&](const FieldInfo& field) { return field.path.starts_with(name + "."); });

@@ -50,6 +50,8 @@ std::string name_in(const std::string& word) {
 std::string suggestion(const LineRules& rules, const std::string& typed,
                        const std::string& dashes) {
   const std::string name = name_in(typed);
+  if (!typed.starts_with('-') && find_key(name, rules.options))
+    return fmt::format("; did you mean '--{}'?", name);
   if (const std::string advice = rules.advice(name, typed); !advice.empty()) return "; " + advice;
   std::vector<std::string> names;
   for (const FieldInfo& option : rules.options) names.push_back(option.path);

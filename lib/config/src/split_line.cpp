@@ -41,7 +41,8 @@ SplitLine split_line(const LineRules& rules, const std::vector<std::string>& wor
     const bool is_letter = is_dashed && word[1] != '-';
     const size_t equals = std::min(word.find('=', 1), word.size());
     const std::string typed = word.substr(0, equals);
-    const bool has_next = next < words.size() && !words[next].starts_with("--");
+    const bool has_next = next < words.size();
+    const bool has_plain_next = has_next && !words[next].starts_with("--");
     const auto named = options_named(rules, word);
     const bool is_setting = !is_dashed && equals < word.size();  // KEY=VALUE
     const bool may_be_key = named.empty() && (is_setting || word.starts_with("--"));
@@ -55,7 +56,7 @@ SplitLine split_line(const LineRules& rules, const std::vector<std::string>& wor
                                    ? suggestion(rules, typed, is_setting ? "" : "--")
                                    : fmt::format(" is ambiguous: --{}", base::join(named, ", --"));
       faults.add({}, fmt::format("{} '{}'{}", what, shortened(typed), hint));
-      if (has_next && equals == word.size() && !words[next].starts_with('-')) ++next;
+      if (has_plain_next && equals == word.size() && !words[next].starts_with('-')) ++next;
       continue;
     }
     const FieldInfo field = key ? *key : *find_key(named.front(), rules.options);
@@ -63,12 +64,16 @@ SplitLine split_line(const LineRules& rules, const std::vector<std::string>& wor
     std::optional<std::string> value;  // "-r3" or "--redirects=3"; otherwise the next word
     if (is_letter ? word.size() > 2 : equals < word.size()) {
       value = word.substr(is_letter ? 2 : equals + 1);
-    } else if (has_next && (!field.is_switch() || (key && read_flag(words[next])))) {
+    } else if (has_next && rules.has_program && field.needs_value()) {
+      value = words[next++];  // whatever it is, as in "--local_rank_arg --rank"
+    } else if (has_plain_next && (!field.is_switch() || (key && read_flag(words[next])))) {
       value = words[next++];
     } else if (key && field.is_switch()) {
       value = "true";
     }
-    if (field.is_switch() && value == "{}") {  // CLI11 takes it for no value
+    if (!key && field.is_switch() && value && !rules.has_program) {
+      faults.add({}, fmt::format("the option '{}' takes no value", option));
+    } else if (field.is_switch() && value == "{}") {  // CLI11 takes it for no value
       faults.add({}, fmt::format("{}: expected true or false, got '{{}}'", option));
     } else if (value && (key || !value->empty())) {
       line.options.push_back(option + "=" + *value);
