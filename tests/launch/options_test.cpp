@@ -299,7 +299,7 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   const std::vector<std::pair<std::string, const char*>> cases{
       {"--nproc_per_node=", "the option '--nproc_per_node' needs a value"},
       {"--nproc_per_nod3=1", "did you mean '--nproc_per_node'"},
-      {"--no", "--no is ambiguous: --node_rank, --no_python"},
+      {"--no", "the option '--no' is ambiguous: --node_rank, --no_python"},
       {"-z", "unknown option '-z'"},
       {"-np 4", "--nproc_per_node=N"},
       {"--bind=cores --numa_binding=node", "exclude each other"},
