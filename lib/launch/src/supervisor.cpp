@@ -262,7 +262,7 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
                              context_.restart_count + 1, options_.max_restarts);
     return last_;
   }
-  const bool is_known = was_printed || end.is(last_.cause) || is_own_signal(end);
+  const bool is_known = was_printed || end.is(last_.cause) || (is_own_signal(end) && failed_here);
   if (!is_known && !end.what.empty()) output_.announce("error: {}", end.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
   if (!failed_here && node_ == nullptr) interrupted_ = true;
