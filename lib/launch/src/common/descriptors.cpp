@@ -23,7 +23,7 @@ Pipe Pipe::make() {
 }
 
 void set_nonblocking(const base::UniqueFd& fd) {
-  ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
 }
 
 void close_descriptors(unsigned first, unsigned last, Closing when) {

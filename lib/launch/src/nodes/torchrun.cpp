@@ -119,10 +119,8 @@ void TorchrunLink::send(const FromNode& message) {
   if (const Workers* const own = std::get_if<Workers>(&message)) {
     add(Status{own->workers, {}});
     const auto stalled = std::exchange(stalled_, std::nullopt);
-    // It ends no worker: the culprit may be one of torchrun's.
-    const auto hang = stalled && own->workers.size() > 1
-                          ? judge_hang(own->workers, stalled->seconds, /*ends=*/false)
-                          : std::optional<Hang>();
+    const auto hang =
+        stalled ? judge_hang(own->workers, stalled->seconds, stalled->ends) : std::optional<Hang>();
     if (hang) add(NameHang{*hang});
   }
 }
