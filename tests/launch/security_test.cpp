@@ -94,13 +94,12 @@ base::UniqueFd ask_store(int port, const char* from) {
 
 TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   JobWithStranger job(R"(a\nsyncbn-launch: forged host\u001b[2J)");
-  send_to(
-      job.stranger,
-      R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
-      R"("rank":1,"status":1280,"step":-1,"what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
-      "\n"
-      R"({"type":"ended","attempt":0})"
-      "\n");
+  send_to(job.stranger,
+          R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
+          R"("rank":1,"status":1280,"step":-1,"what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
+          "\n"
+          R"({"type":"ended","attempt":0})"
+          "\n");
   const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err,
