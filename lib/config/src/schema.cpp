@@ -29,6 +29,7 @@ bool has_word(const std::string& text, const std::string& word) {
 
 std::vector<Value> texts_of(const std::vector<std::string>& texts) {
   std::vector<Value> values;
+  values.reserve(texts.size());
   for (const std::string& text : texts) values.push_back(Value::of_text(text));
   return values;
 }

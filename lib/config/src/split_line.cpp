@@ -61,12 +61,13 @@ SplitLine split_line(const LineRules& rules, const std::vector<std::string>& wor
     }
     const FieldInfo field = key ? *key : *find_key(named.front(), rules.options);
     const std::string option = key ? typed : "--" + field.path;
+    const bool takes_any =
+        has_next && rules.has_program && field.needs_value();  // "--rank" as well
+    const bool may_take = has_plain_next && (!field.is_switch() || (key && read_flag(words[next])));
     std::optional<std::string> value;  // "-r3" or "--redirects=3"; otherwise the next word
     if (is_letter ? word.size() > 2 : equals < word.size()) {
       value = word.substr(is_letter ? 2 : equals + 1);
-    } else if (has_next && rules.has_program && field.needs_value()) {
-      value = words[next++];  // whatever it is, as in "--local_rank_arg --rank"
-    } else if (has_plain_next && (!field.is_switch() || (key && read_flag(words[next])))) {
+    } else if (takes_any || may_take) {
       value = words[next++];
     } else if (key && field.is_switch()) {
       value = "true";

@@ -126,7 +126,7 @@ GroupResult Supervisor::run_attempts() {
     logs_.clean_up();
     while (!start_ && !quits_ && (link_->has_news() || !link_->finish())) handle_events();
     if (quits_ && !link_->finish()) {
-      const GroupResult result{.cause = ended_by_signal(context_.attempt, *signal_)};
+      GroupResult result{.cause = ended_by_signal(context_.attempt, *signal_)};
       report(result);
       return result;
     }

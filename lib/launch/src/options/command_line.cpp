@@ -64,8 +64,10 @@ CommandLine::CommandLine(const std::vector<std::string>& words, Environment envi
     const std::string variable = is_settled ? "" : variable_of(field);
     if (variable.empty()) continue;
     variables[field.path] = variable;
-    const std::string value = std::getenv(variable.c_str());
-    given_.push_back({value.empty() ? name : name + "=" + value, variable});
+    std::string word = name;
+    if (const std::string value = std::getenv(variable.c_str()); !value.empty())
+      word.append("=").append(value);
+    given_.push_back({std::move(word), variable});
   }
   const config::OptionValues read = config::read_options(fields, line.options, faults, variables);
   if (!faults.empty()) fail(faults.messages().front());

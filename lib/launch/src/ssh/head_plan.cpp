@@ -74,7 +74,7 @@ std::string render(const std::vector<NodePlan>& nodes, const Variables& exported
     std::vector<std::string> words;
     if (!node.is_here) words.emplace_back("env");
     for (const auto& [name, value] : node.environment(exported))
-      words.push_back(name + "=" + value);
+      words.push_back(fmt::format("{}={}", name, value));
     words.insert(words.end(), node.words.begin(), node.words.end());
     text += fmt::format("# node {}, on {}{}: {}\ncd {} && {}\n", rank, node.host.full_name(),
                         node.is_here ? " (this machine)" : "", shell_quoted(node.start),
