@@ -145,7 +145,9 @@ TEST(LaunchLogsTest, ALogThatCannotBeWrittenNowHoldsUpNothingElse) {
   std::string written(kBytes, 'x');
   for (size_t got = 0; got < kBytes;) {
     ASSERT_TRUE(base::poll_until(log.get(), POLLIN, std::chrono::steady_clock::now() + kPromptly));
-    got += static_cast<size_t>(::read(log.get(), written.data() + got, kBytes - got));
+    const ssize_t bytes = ::read(log.get(), written.data() + got, kBytes - got);
+    ASSERT_GT(bytes, 0) << got << " bytes, then " << job.err();
+    got += static_cast<size_t>(bytes);
   }
   EXPECT_EQ(written, job.out());
   EXPECT_EQ(job.wait().exit_code, 0) << job.err();
