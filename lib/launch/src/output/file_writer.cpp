@@ -152,8 +152,18 @@ std::string FileWriter::current() const {
   return queue_->items.empty() ? "" : queue_->items.front().file;
 }
 
+size_t FileWriter::pending() const {
+  if (!queue_) return 0;
+  const std::lock_guard lock(queue_->mutex);
+  return queue_->items.size();
+}
+
 void FileWriter::finish(std::chrono::milliseconds patience) {
   wait(patience);
+  give_up(patience);
+}
+
+void FileWriter::give_up(std::chrono::milliseconds patience) {
   handle();
   if (!queue_) return;
   const auto queue = queue_;

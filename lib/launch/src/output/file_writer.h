@@ -61,6 +61,9 @@ class FileWriter {
   bool wait(std::chrono::milliseconds patience);
   /// Waits like wait(), and then gives up the other writes, which have failed.
   void finish(std::chrono::milliseconds patience);
+  /// Gives up what is not written after a wait for `patience`.
+  void give_up(std::chrono::milliseconds patience);
+  size_t pending() const;  ///< how many writes wait
   /// The file that is being written; "" if none is.
   std::string current() const;
 
