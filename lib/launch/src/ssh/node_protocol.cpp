@@ -30,7 +30,9 @@ NodeJob NodeJob::from_json(const Json& message) {
   // Launchers of all versions send these two.
   NodeJob job{.version = message.at("version"), .mark = message.at("mark")};
   if (job.version != SYNCBN_VERSION) return job;
-  return Json::from_msgpack(message.at("job").get<std::vector<uint8_t>>()).get<NodeJob>();
+  const auto bytes = message.at("job").get<std::vector<uint8_t>>();
+  // As characters: libc++ has no traits of other types.
+  return Json::from_msgpack(std::string(bytes.begin(), bytes.end())).get<NodeJob>();
 }
 
 std::string node_line(const std::string& mark, const NodeMessage& message) {
