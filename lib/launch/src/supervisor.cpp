@@ -125,12 +125,12 @@ GroupResult Supervisor::run_attempts() {
   for (;;) {
     logs_.clean_up();
     while (!start_ && !quits_ && (link_->has_news() || !link_->finish())) handle_events();
-    if (quits_ && !link_->finish()) {
+    if (const auto& end = link_->finish()) return finish(*end, was_printed);
+    if (quits_) {
       GroupResult result{.cause = ended_by_signal(context_.attempt, *signal_)};
       report(result);
       return result;
     }
-    if (const auto& end = link_->finish()) return finish(*end, was_printed);
     const GroupResult result = run_attempt(*std::exchange(start_, std::nullopt));
     if (options_.message_scope != MessageScope::kAlone) was_printed = true;
     // Also after a signal: other nodes may still run, and the leader may be in this process.
@@ -191,8 +191,10 @@ void Supervisor::handle_signal(int signal) {
   if (signals_.ends(signal)) {
     interrupted_ = true;
     const bool is_first = !signal_;
-    if (is_first) link_->report_signal(ended_by_signal(context_.attempt, signal));
-    if (is_first) signal_ = signal;
+    if (is_first) {
+      link_->report_signal(ended_by_signal(context_.attempt, signal));
+      signal_ = signal;
+    }
     // The leader stays until the other nodes have ended, or a second signal arrives.
     if (!workers_run()) quits_ = !is_first || !link_->leads();
   }

@@ -12,8 +12,8 @@
 namespace syncbn::launch {
 namespace {
 
-// The only worker whose main thread is elsewhere, if there are at least two others and they agree;
-// else null.
+// The only worker whose main thread is at another place, if there are at least two others and they
+// agree; else null.
 const WorkerState* outlier(const std::vector<WorkerState>& workers) {
   std::map<std::string, std::vector<const WorkerState*>> places;
   for (const WorkerState& worker : workers) places[worker.place].push_back(&worker);

@@ -20,7 +20,7 @@ struct Culprit {
 /// them. Looks in this order for a stopped process; for one that has not made a call of lib/dist in
 /// which others wait; by their records over the agent channel, for one that does not wait in a
 /// collective, waits in an earlier one or has made fewer steps than others at the same time; for
-/// one whose main thread is elsewhere than those of all others.
+/// one whose main thread is at another place than those of all others.
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, double min_wait = 0);
 
 /// What to say and do about workers that make no progress.

@@ -12,8 +12,8 @@
 
 namespace syncbn::launch {
 
-/// The link to a leader in this object: that of a job's only node, whose rank 0 holds the store,
-/// and the Coordinator.
+/// The link to a leader in this object. A job's only node uses it as it is, because its rank 0
+/// holds the store; node 0 of several uses the Coordinator.
 class LocalLink : public NodeLink {
  public:
   /// @param port of rank 0 in the first attempt.

@@ -151,7 +151,7 @@ void TcpLink::send_hello() {
 
 void TcpLink::send(const FromNode& message) {
   constexpr size_t kFrame = 200;           // bytes of the rest of the message
-  if (!accepted_ || !link_ || finish()) {  // who asks must not wait
+  if (!accepted_ || !link_ || finish()) {  // the client of `status` must not wait
     if (std::holds_alternative<AskAllRecords>(message)) return add(AllRecords{});
     if (std::holds_alternative<AskStatus>(message)) return add(Status{});
   }

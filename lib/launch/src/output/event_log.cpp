@@ -39,7 +39,7 @@ OpenFile open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   OpenFile file(path, "the event log");
-  set_nonblocking(*file.fd);  // a pipe whose reader has stopped ends the log, no other file
+  set_nonblocking(*file.fd);  // a pipe that is full ends this log, and no other
   return file;
 }
 

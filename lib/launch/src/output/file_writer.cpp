@@ -22,10 +22,12 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
+
 namespace syncbn::launch {
 
 base::UniqueFd open_to_append(const std::filesystem::path& path, const std::string& what) {
-  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
+  // O_NONBLOCK: opening a pipe without a reader must not block the run.
   base::UniqueFd file(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file) base::throw_file_error(fmt::format("cannot open {} {}", what, path.string()), errno);
@@ -139,11 +141,7 @@ void FileWriter::handle() {
 bool FileWriter::wait(std::chrono::milliseconds patience) {
   if (!queue_) return true;
   std::unique_lock lock(queue_->mutex);
-  for (size_t left = SIZE_MAX; !queue_->items.empty() && queue_->items.size() < left;) {
-    left = queue_->items.size();
-    queue_->changed.wait_for(lock, patience, [this] { return queue_->items.empty(); });
-  }
-  return queue_->items.empty();
+  return queue_->changed.wait_for(lock, patience, [this] { return queue_->items.empty(); });
 }
 
 std::string FileWriter::current() const {
@@ -152,23 +150,22 @@ std::string FileWriter::current() const {
   return queue_->items.empty() ? "" : queue_->items.front().file;
 }
 
-size_t FileWriter::pending() const {
-  if (!queue_) return 0;
-  const std::lock_guard lock(queue_->mutex);
-  return queue_->items.size();
-}
-
-void FileWriter::finish(std::chrono::milliseconds patience) {
-  wait(patience);
-  give_up(patience);
-}
-
-void FileWriter::give_up(std::chrono::milliseconds patience) {
-  handle();
-  if (!queue_) return;
+bool FileWriter::finish(std::chrono::milliseconds patience,
+                        const std::function<void()>& meanwhile) {
+  constexpr std::chrono::milliseconds kPeriod{20};  // of `meanwhile`
   const auto queue = queue_;
+  auto give_up = Clock::now() + patience;
+  size_t left = SIZE_MAX;
+  while (!wait(kPeriod) && Clock::now() < give_up) {
+    meanwhile();
+    const std::lock_guard lock(queue->mutex);
+    const size_t before = std::exchange(left, queue->items.size());
+    if (left < before) give_up = Clock::now() + patience;
+  }
+  handle();
+  if (!queue) return true;
   const std::lock_guard lock(queue->mutex);
-  if (queue->items.empty()) return;
+  if (queue->items.empty()) return true;
   queue->abandoned = true;
   queue_.reset();  // the next write gets another thread
   const std::string& stuck = queue->items.front().file;
@@ -177,6 +174,7 @@ void FileWriter::give_up(std::chrono::milliseconds patience) {
                               item.file == stuck ? "" : fmt::format("for {} ", stuck),
                               base::format_seconds(patience)));
   }
+  return false;
 }
 
 }  // namespace syncbn::launch

@@ -56,14 +56,12 @@ class FileWriter {
   int fd() const;
   /// Reports the writes that have failed.
   void handle();
-  /// Waits until all is written, or none of the writes has ended for `patience`. Returns whether
-  /// all is.
+  /// Waits until all is written. Returns whether it was within `patience`.
   bool wait(std::chrono::milliseconds patience);
-  /// Waits like wait(), and then gives up the other writes, which have failed.
-  void finish(std::chrono::milliseconds patience);
-  /// Gives up what is not written after a wait for `patience`.
-  void give_up(std::chrono::milliseconds patience);
-  size_t pending() const;  ///< how many writes wait
+  /// Waits until all is written, and calls `meanwhile` again and again. If no write has ended for
+  /// `patience`, gives up the rest, which has then failed. Returns whether all is written.
+  bool finish(
+      std::chrono::milliseconds patience, const std::function<void()>& meanwhile = [] {});
   /// The file that is being written; "" if none is.
   std::string current() const;
 

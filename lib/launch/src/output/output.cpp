@@ -236,16 +236,8 @@ bool Output::tail_is_last(size_t worker) const {
 }
 
 void Output::finish_files() {
-  constexpr std::chrono::milliseconds kSlice{20};
-  auto give_up = Clock::now() + file_patience_;
-  size_t left = files_.pending();
-  while (!files_.wait(kSlice) && Clock::now() < give_up) {
-    flush();  // our reader does not wait for the files
-    if (std::exchange(left, files_.pending()) > left) give_up = Clock::now() + file_patience_;
-  }
-  const bool is_late = Clock::now() >= give_up;
-  files_.give_up(file_patience_);
-  if (is_late) file_patience_ = std::chrono::seconds(1);
+  // Our reader does not wait for the files.
+  if (!files_.finish(file_patience_, [this] { flush(); })) file_patience_ = std::chrono::seconds(1);
 }
 
 void Output::flush() {

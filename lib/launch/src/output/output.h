@@ -195,7 +195,7 @@ class Output {
   std::chrono::milliseconds file_patience_ = kFilePatience;
   std::optional<Clock::time_point> files_full_since_;
   std::string log_error_;  ///< the first
-  size_t last_ = 0;        ///< the worker whose line was shown last
+  size_t last_ = 0;        ///< the worker of the last line shown
   size_t run_ = 0;         ///< its lines on stderr since another line was shown
   std::string bar_;
   size_t drawn_lines_ = 0;  ///< of live lines and the bar

@@ -157,10 +157,10 @@ std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& ou
     std::error_code ignored;
     for (const fs::path& one : former) fs::remove(one, ignored);
   });
-  // So that a report names only a file that exists.
+  // So that a report does not name a file that could not be written.
   constexpr std::chrono::seconds kPatience{3};
-  output.files().wait(kPatience);
-  if (!*written) return "";
+  const bool has_ended = output.files().wait(kPatience);
+  if (has_ended && !*written) return "";
   logs.keep();
   return path;
 }

@@ -71,7 +71,7 @@ void complete(FailureReport& report, const std::vector<Worker>& workers, LogFold
 
 /// Writes a file of flight records to the log folder, in place of one that this attempt has there.
 /// If the options ask for no logs, only that of the latest attempt stays. Returns the path, or ""
-/// if there are no records, or the options discard them.
+/// if there are no records, the options discard them, or they cannot be written.
 std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output);
 /// Writes the workers' flight records. Returns the file, or "" if there are none.
 std::string write_flight_file(const std::string& why, const RunContext& context,
